@@ -6,6 +6,7 @@ python benchmarks/predictions/intervals.py
 import math
 
 import edsr
+import h100
 import language_models
 import llama
 import nccl
@@ -43,6 +44,10 @@ def cases() -> dict[str, list[Case]]:
     for one in trainings.TRAININGS:
         if not one.name.startswith("Llama 3"):  # it is above
             add("known trainings", *trainings.case(one))
+    for step in h100.STEPS:
+        if step.model not in h100.DERIVED:
+            one = h100.predicted(step.model, step.mode)
+            add("steps as captured, one H100", 1e3 * one.step_s / step.measured_ms, one.interval_s)
     for name, fit in edsr.fits().items():
         for n, rate in edsr.PUBLISHED[name].items():
             if n > edsr.FITTED_UP_TO:

@@ -30,8 +30,8 @@ FUSED, BUCKETS = 64 * 2**20, 16 * 2**20
 def resnet() -> Workload:
     """ResNet-50 with 16-bit activations and gradients."""
     with torch.device("meta"):
-        model = ResNet50().to(torch.bfloat16)
-    sample = torch.empty(BATCH, 3, 224, 224, dtype=torch.bfloat16, device="meta")
+        model = ResNet50().to(torch.bfloat16, memory_format=torch.channels_last)
+    sample = torch.empty(BATCH, 3, 224, 224, dtype=torch.bfloat16, device="meta").to(memory_format=torch.channels_last)
     return capture(model, sample, optimizer="momentum", name="resnet50", unit="image")
 
 

@@ -61,7 +61,7 @@ def test_what_is_not_known_and_what_was_given_are_among_the_assumptions(capsys: 
     assert taken["kernel_s"] == ("2us", "given")
     words += ["--constant", "matmul_share=0.5", "--constant", "jitter=0.02"]
     taken = {row["what"]: (row["value"], row["basis"]) for row in run_json(capsys, *words)["assumptions"]}  # type: ignore[attr-defined]
-    assert taken["products"] == ("50% of 100 TFLOP/s", "given")
+    assert taken["products"] == ("50% of 100 TFLOP/s in bfloat16", "given")
     assert taken["jitter"][1] == "assumed, in part given"
     assert not {"matmul_share", "host_jitter"} & taken.keys()  # told once
     large = run_json(capsys, *words[:4], "--cluster", "selene-like")

@@ -40,6 +40,25 @@ def test_devices_that_compute_products_in_float8_say_how_fast() -> None:
     assert set(given.float8_flops[given.ranks]) == {2e12}
 
 
+def test_devices_say_how_fast_products_are_in_each_format() -> None:
+    """By the data sheets: TF32, IEEE float32, float16; 0 where there are no such units, or `flops` says it."""
+    rates = {
+        "dgx1": (0.0, 0.0, 125e12),
+        "ac922": (0.0, 0.0, 125e12),
+        "dgx-a100": (156e12, 19.5e12, 0.0),
+        "dgx-h100": (494.7e12, 67e12, 0.0),
+        "dgx-h200": (494.7e12, 67e12, 0.0),
+        "dgx-b200": (1125e12, 75e12, 0.0),
+        "mi300x": (0.0, 163.4e12, 0.0),
+    }
+    for kind, rate in rates.items():
+        one = cluster.load(f"rails:hosts=2,server={kind}")
+        names = ("tf32_flops", "float32_flops", "float16_flops")
+        assert tuple(float(getattr(one, name)[one.ranks[0]]) for name in names) == rate, kind
+        assert cluster.from_toml(cluster.to_toml(one)) == one
+    assert {"tf32_flops", "float32_flops", "float16_flops", "float8_flops"} == set(cluster.FORMATS)
+
+
 def test_other_parameters_make_another_cluster() -> None:
     assert cluster.load("star:hosts=3") != cluster.load("star:hosts=4")
     assert cluster.load("star:hosts=3") != cluster.load("star:hosts=3,latency=1us")

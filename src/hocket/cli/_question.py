@@ -42,7 +42,8 @@ class Question:
         from hocket.planner import Network, assumptions
 
         own = {name.strip(): value.strip() for name, _, value in (word.partition("=") for word in self.own)}
-        found = assumptions(one, Network.of(self.cluster), precision=self.workload.precision, given=own)
+        work, network = self.workload, Network.of(self.cluster)
+        found = assumptions(one, network, precision=work.precision, given=own, workload=work)
         return [dict(zip(("what", "value", "basis"), row, strict=True)) for row in found]
 
 

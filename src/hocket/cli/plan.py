@@ -146,8 +146,7 @@ def _parts(one: Prediction, workload: Workload, taken: list[dict[str, str]]) -> 
     low, high = one.interval_s
     typer.echo(f"  {f'{LEVEL:.0%} within':12} {low * 1e3:12.3f} ms to {high * 1e3:.3f} ms")
     if one.flops:
-        of = "bfloat16 peak" if one.plan.precision == "float8" else "peak"
-        peak = f", {one.mfu:.1%} of the device's {of}" if one.mfu else ""
+        peak = f", {one.mfu:.1%} of the device's {one.mfu_format} peak" if one.mfu else ""
         typer.echo(f"  model FLOPs  {one.flops_per_worker / 1e12:12.4g} TFLOP/s a device{peak}")
     kinds = ", ".join(f"{kind} {format_bytes(nbytes, 3)}" for kind, nbytes in one.memory.rows() if nbytes)
     typer.echo(f"  memory of the fullest worker: {kinds}")
@@ -173,6 +172,8 @@ def _row(one: Prediction, workload: Workload) -> dict[str, Any]:
         "interval": {"level": LEVEL, "step_s": one.interval_s, "samples_per_s": one.throughput_interval},
         "flops_per_s_per_worker": one.flops_per_worker,
         "mfu": one.mfu,
+        "mfu_format": one.mfu_format,
+        "number_formats": dict(one.number_formats),
         "parts_s": dict(one.parts.rows()),
         "memory_bytes": dict(one.memory.rows()),
         "fits": one.fits,

@@ -177,6 +177,7 @@ def _curve(curve: "Curve", columns: dict[str, dict[int, float]]) -> dict[str, An
                 "interval_samples_per_s": point.interval,
                 "flops_per_s_per_worker": point.flops_per_worker,
                 "mfu": point.mfu,
+                "mfu_format": point.mfu_format,
                 "efficiency": point.efficiency,
                 "worker_s_per_1000": point.worker_seconds,
                 "parts_s": dict(point.parts),

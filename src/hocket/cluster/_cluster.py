@@ -19,6 +19,9 @@ KINDS = ("device", "host", "cpu", "memory", "pcie", "nvswitch", "nic", "switch")
 
 ROUTINGS = ("shortest", "ecmp")
 
+FORMATS = ("float8_flops", "float16_flops", "tf32_flops", "float32_flops")
+"""Rates of products in formats that have one of their own, beside `flops`; fields of clusters and of documents."""
+
 # Endpoints do not carry what is for others; `forwards` says otherwise where they do (hosts of a torus).
 _ENDPOINTS = frozenset({"device", "host"})
 
@@ -71,6 +74,9 @@ class Cluster:
         tables: Paths that are given explicitly, as links, by (source, destination); they come before `routing`.
         flops: Floating-point operations per second of every node, 0 where unknown or none.
         float8_flops: The same of matrix products in float8, 0 where unknown or none.
+        float16_flops: The same in float16, where bfloat16 has another rate.
+        tf32_flops: The same in TF32.
+        float32_flops: The same in float32 as IEEE has it, 0 where it is `flops` or unknown.
         memory_Bps: Memory bandwidth of every node in bytes per second, 0 where unknown or none.
         memory_nbytes: Memory of every node in bytes, 0 where unknown or none.
         reached: What trainings reach of nominal rates here, by the planner's names of constants; none if unknown.
@@ -96,11 +102,14 @@ class Cluster:
     memory_Bps: Floats = field(default_factory=lambda: np.zeros(0))
     memory_nbytes: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     float8_flops: Floats = field(default_factory=lambda: np.zeros(0))
+    float16_flops: Floats = field(default_factory=lambda: np.zeros(0))
+    tf32_flops: Floats = field(default_factory=lambda: np.zeros(0))
+    float32_flops: Floats = field(default_factory=lambda: np.zeros(0))
     reached: Mapping[str, float | str] = field(default_factory=dict)
     recipe: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("flops", "float8_flops", "memory_Bps", "memory_nbytes"):
+        for name in ("flops", *FORMATS, "memory_Bps", "memory_nbytes"):
             given = getattr(self, name)
             if not len(given):
                 object.__setattr__(self, name, np.zeros(len(self.node_names), dtype=given.dtype))

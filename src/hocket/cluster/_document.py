@@ -10,22 +10,20 @@ from pydantic import Field
 
 from hocket.units import format_bytes, format_flops, format_rate, format_time
 
-from ._cluster import _ENDPOINTS, Cluster
+from ._cluster import _ENDPOINTS, FORMATS, Cluster
 from ._errors import ClusterError
-from ._fields import Bytes, Flops, Rate, ReductionField, ReductionTable, Seconds, TomlTable, check
+from ._fields import Bytes, Rate, RatesTable, ReductionField, ReductionTable, Seconds, TomlTable, check
 from ._graph_builder import GraphBuilder
 from ._topologies import TOPOLOGIES
 
 
-class _Node(TomlTable):
+class _Node(RatesTable):
     name: str = Field(min_length=1)
     kind: str = "host"
     host: str | None = None
     rank: bool | None = None  # whether a rank runs here; if no node says so, devices do, and hosts without any
     forwards: bool | None = None
     reduction: ReductionField = None
-    flops: Flops | None = None
-    float8_flops: Flops | None = None
     memory_bandwidth: Rate | None = None
     memory: Bytes | None = None
 
@@ -83,11 +81,10 @@ def _build_explicit(form: _Explicit) -> Cluster:
             host=host,
             forwards=node.forwards,
             reduction=node.reduction.capability() if node.reduction else None,
-            flops=node.flops or 0.0,
-            float8_flops=node.float8_flops or 0.0,
             memory_Bps=node.memory_bandwidth or 0.0,
             memory_nbytes=node.memory or 0,
             path=f"nodes[{index}]",
+            rates=node.rates(),
         )
     layout.ranks = _ranks(form, layout)
     for index, link in enumerate(form.links):
@@ -221,10 +218,9 @@ def to_toml(cluster: Cluster, *, explicit: bool = False) -> str:
             node["forwards"] = bool(cluster.forwards[index])
         if index in cluster.reductions:
             node["reduction"] = ReductionTable.of(cluster.reductions[index]).model_dump()
-        if cluster.flops[index]:
-            node["flops"] = format_flops(float(cluster.flops[index]))
-        if cluster.float8_flops[index]:
-            node["float8_flops"] = format_flops(float(cluster.float8_flops[index]))
+        for rate in ("flops", *FORMATS):
+            if value := float(getattr(cluster, rate)[index]):
+                node[rate] = format_flops(value)
         if cluster.memory_Bps[index]:
             node["memory_bandwidth"] = format_rate(float(cluster.memory_Bps[index]))
         if cluster.memory_nbytes[index]:

@@ -16,7 +16,7 @@ from hocket.units import (
     parse_time,
 )
 
-from ._cluster import Reduction
+from ._cluster import FORMATS, Reduction
 from ._errors import ClusterError
 
 Rate = Annotated[float, BeforeValidator(parse_rate), PlainSerializer(format_rate), Field(gt=0)]
@@ -29,6 +29,20 @@ class TomlTable(BaseModel):
     """A table of a document: its keys are known, and there are no others."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class RatesTable(TomlTable):
+    """What a device's products make, by number format; `flops` of those that have no rate of their own."""
+
+    flops: Flops | None = None
+    float8_flops: Flops | None = None
+    float16_flops: Flops | None = None
+    tf32_flops: Flops | None = None
+    float32_flops: Flops | None = None
+
+    def rates(self) -> dict[str, float]:
+        """By the names that `GraphBuilder.node` takes."""
+        return {name: getattr(self, name) or 0.0 for name in ("flops", *FORMATS)}
 
 
 class ReductionTable(TomlTable):

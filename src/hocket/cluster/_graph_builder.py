@@ -1,10 +1,11 @@
 """What builders write while they lay out a cluster, before it is frozen."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 
-from ._cluster import _ENDPOINTS, KINDS, Cluster, Reduction
+from ._cluster import _ENDPOINTS, FORMATS, KINDS, Cluster, Reduction
 from ._errors import ClusterError
 
 
@@ -18,8 +19,7 @@ class GraphBuilder:
         self.host_names: list[str] = []
         self.ranks: list[int] = []
         self.forwards: list[bool] = []
-        self.flops: list[float] = []
-        self.float8_flops: list[float] = []
+        self.rates: dict[str, list[float]] = {name: [] for name in ("flops", *FORMATS)}
         self.memory: list[float] = []
         self.sizes: list[int] = []
         self.links: list[tuple[int, int, float, float, int]] = []
@@ -42,11 +42,10 @@ class GraphBuilder:
         host: str | None = None,
         forwards: bool | None = None,
         reduction: Reduction | None = None,
-        flops: float = 0.0,
-        float8_flops: float = 0.0,
         memory_Bps: float = 0.0,
         memory_nbytes: int = 0,
         path: str = "",
+        rates: Mapping[str, float] = MappingProxyType({}),
     ) -> int:
         """Add a node; its index. Raises ClusterError if the kind is unknown or the name is taken."""
         if kind not in KINDS:
@@ -58,8 +57,8 @@ class GraphBuilder:
         self.kinds.append(kind)
         self.hosts.append(self.host(host) if host is not None else -1)
         self.forwards.append(kind not in _ENDPOINTS if forwards is None else forwards)
-        self.flops.append(flops)
-        self.float8_flops.append(float8_flops)
+        for rate, column in self.rates.items():
+            column.append(rates.get(rate, 0.0))
         self.memory.append(memory_Bps)
         self.sizes.append(memory_nbytes)
         if reduction is not None:
@@ -108,8 +107,7 @@ class GraphBuilder:
             reductions=dict(self.reductions),
             routing=routing,
             tables=dict(tables or {}),
-            flops=np.array(self.flops, dtype=np.float64),
-            float8_flops=np.array(self.float8_flops, dtype=np.float64),
+            **{rate: np.array(column, dtype=np.float64) for rate, column in self.rates.items()},
             memory_Bps=np.array(self.memory, dtype=np.float64),
             memory_nbytes=np.array(self.sizes, dtype=np.int64),
             reached=dict(reached or {}),

@@ -93,7 +93,7 @@ def from_measurements(name: str, ranks: Sequence[MeasuredRank], pings: Mapping[t
             f"{rank.host}.rank{counts[rank.host]}",
             "device",
             host=rank.host,
-            flops=rank.flops,
+            rates={"flops": rank.flops},
             memory_Bps=rank.memory_Bps,
             memory_nbytes=rank.memory_nbytes,
         )

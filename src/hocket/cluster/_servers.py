@@ -12,13 +12,13 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from ._fields import Bytes, Flops, Rate, ReductionField, ReductionTable, Seconds, TomlTable
+from ._fields import Bytes, Flops, Rate, RatesTable, ReductionField, ReductionTable, Seconds
 from ._graph_builder import GraphBuilder
 
 _PCIE_COST = 2
 
 
-class _Server(TomlTable):
+class _Server(RatesTable):
     def place(self, layout: GraphBuilder, name: str) -> list[int]:
         """Add one server's nodes, whose names begin with its own; return those to be cabled, one per port."""
         raise NotImplementedError
@@ -34,8 +34,6 @@ class PlainHost(_Server):
 
     kind: Literal["host"] = "host"
     ranks: int = Field(default=1, ge=1)
-    flops: Flops | None = None
-    float8_flops: Flops | None = None  # of matrix products in float8, where the device has them
     memory: Bytes | None = None  # of the host; its ranks share it
     memory_bandwidth: Rate = 10e9
     memory_latency: Seconds = 200e-9
@@ -47,10 +45,9 @@ class PlainHost(_Server):
                 name,
                 "host",
                 host=name,
-                flops=self.flops or 0.0,
-                float8_flops=self.float8_flops or 0.0,
                 memory_Bps=self.memory_bandwidth,
                 memory_nbytes=self.memory or 0,
+                rates=self.rates(),
             )
             layout.ranks.append(node)
             return [node]
@@ -60,10 +57,9 @@ class PlainHost(_Server):
                 f"{name}.rank{rank}",
                 "device",
                 host=name,
-                flops=self.flops or 0.0,
-                float8_flops=self.float8_flops or 0.0,
                 memory_Bps=self.memory_bandwidth,
                 memory_nbytes=(self.memory or 0) // self.ranks,
+                rates=self.rates(),
             )
             layout.link(core, centre, self.memory_bandwidth, self.memory_latency)
             layout.ranks.append(core)
@@ -72,8 +68,6 @@ class PlainHost(_Server):
 
 class _DeviceServer(_Server):
     devices: int = Field(default=8, ge=1)
-    flops: Flops | None = None
-    float8_flops: Flops | None = None  # of matrix products in float8; V100 and A100 have none
     device_memory: Bytes | None = None
     device_memory_bandwidth: Rate | None = None
     pcie: Rate = 12e9
@@ -86,10 +80,9 @@ class _DeviceServer(_Server):
             f"{name}.gpu{index}",
             "device",
             host=name,
-            flops=self.flops or 0.0,
-            float8_flops=self.float8_flops or 0.0,
             memory_Bps=self.device_memory_bandwidth or 0.0,
             memory_nbytes=self.device_memory or 0,
+            rates=self.rates(),
         )
         layout.ranks.append(node)
         return node
@@ -185,7 +178,8 @@ class Dgx1(_DeviceServer):
 
     kind: Literal["dgx1"] = "dgx1"
     devices: int = Field(default=8, ge=8, le=8)
-    flops: Flops | None = 15.7e12  # V100 SXM2, fp32, data sheet
+    flops: Flops | None = 15.7e12  # V100 SXM2, fp32, data sheet; what has no matrix units of its own is at this rate
+    float16_flops: Flops | None = 125e12  # tensor cores, data sheet; they know neither bfloat16 nor TF32
     device_memory: Bytes | None = 16 * 2**30  # the smaller of the two that there are
     device_memory_bandwidth: Rate | None = 900e9
     nvlink: Rate = 25e9
@@ -214,7 +208,8 @@ class Ac922(_DeviceServer):
 
     kind: Literal["ac922"] = "ac922"
     devices: int = Field(default=4, ge=2, le=6, multiple_of=2)
-    flops: Flops | None = 15.7e12  # V100 SXM2, fp32, data sheet
+    flops: Flops | None = 15.7e12  # V100 SXM2, fp32, data sheet; what has no matrix units of its own is at this rate
+    float16_flops: Flops | None = 125e12  # tensor cores, data sheet; they know neither bfloat16 nor TF32
     device_memory: Bytes | None = 16 * 2**30
     device_memory_bandwidth: Rate | None = 900e9
     nvlink: Rate = 75e9
@@ -272,6 +267,8 @@ class DgxA100(_NvSwitchServer):
 
     kind: Literal["dgx-a100"] = "dgx-a100"
     flops: Flops | None = 312e12  # bf16 tensor cores, dense, data sheet
+    tf32_flops: Flops | None = 156e12  # dense, data sheet
+    float32_flops: Flops | None = 19.5e12  # data sheet
     device_memory: Bytes | None = 80 * 2**30
     device_memory_bandwidth: Rate | None = 2039e9
     nvlink: Rate = 300e9
@@ -284,6 +281,8 @@ class DgxH100(_NvSwitchServer):
     kind: Literal["dgx-h100"] = "dgx-h100"
     flops: Flops | None = 989e12  # bf16 tensor cores, dense, data sheet
     float8_flops: Flops | None = 1979e12  # dense: half of the sheet's 3,958 with sparsity
+    tf32_flops: Flops | None = 494.7e12  # dense: half of the sheet's 989 with sparsity
+    float32_flops: Flops | None = 67e12  # data sheet
     device_memory: Bytes | None = 80 * 2**30
     device_memory_bandwidth: Rate | None = 3350e9
     nvlink: Rate = 450e9
@@ -307,6 +306,8 @@ class DgxB200(DgxH100):
     kind: Literal["dgx-b200"] = "dgx-b200"  # type: ignore[assignment]
     flops: Flops | None = 2250e12  # bf16 tensor cores, dense: half of the sheet's 36 PFLOP/s with sparsity, by eight
     float8_flops: Flops | None = 4500e12  # dense: half of the sheet's 72 PFLOP/s with sparsity, by eight
+    tf32_flops: Flops | None = 1125e12  # dense: half of HGX B200's 18 PFLOP/s with sparsity, by eight
+    float32_flops: Flops | None = 75e12  # HGX B200's 600 TFLOP/s by eight
     device_memory: Bytes | None = 180 * 10**9
     device_memory_bandwidth: Rate | None = 8000e9
     nvlink: Rate = 900e9
@@ -322,6 +323,7 @@ class Mi300x(_DeviceServer):
     devices: int = Field(default=8, ge=2, le=8)
     flops: Flops | None = 1307.4e12  # bf16, dense
     float8_flops: Flops | None = 2614.9e12  # dense, data sheet
+    float32_flops: Flops | None = 163.4e12  # data sheet; torch does not take its TF32 (653.7) without being told to
     device_memory: Bytes | None = 192 * 10**9
     device_memory_bandwidth: Rate | None = 5300e9
     nvlink: Rate = 64e9  # of one link; Infinity Fabric, not NVLink

@@ -213,11 +213,10 @@ class Torus(Topology):
                 "host",
                 host=f"host{index}",
                 forwards=True,
-                flops=server.flops or 0.0,
-                float8_flops=server.float8_flops or 0.0,
                 memory_Bps=server.memory_bandwidth,
                 memory_nbytes=server.memory or 0,
                 reduction=capability,
+                rates=server.rates(),
             )
             layout.ranks.append(node)
         for dim, size in enumerate(self.dims):

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_map
 
 from ._dry_runs import DryRun, dry_shares
 from ._peaks import Peak, peaks_of
-from ._share import Operation, Share, WorkloadError
-from ._shares import Holding, shares_of
+from ._share import Share, WorkloadError
+from ._shares import Holding, operations_of, shares_of
 from ._timing import Timing, optimizer_time, time_of
 from ._trace import Trace, trace_of
 from ._trial import sum_of_outputs, tried_out
@@ -27,6 +27,10 @@ from ._units import Loss, Unit, samples, units_of
 from ._workload import Layer, Workload
 
 _STATE = {"sgd": 0, "momentum": 1, "adam": 2}  # tensors beside each parameter, of its type
+# What torch's optimizers read and write on a GPU, where each step of their formula is a kernel for all tensors
+# (`foreach`, the default): AdamW's are 2 for the decay, 3 + 2 + 3 for both moments, 2 + 2 + 2 for the root, its divisor
+# and epsilon, 4 for the parameters; momentum's 2 + 3 + 3; plain SGD's 3.
+_UPDATE_PASSES = {"sgd": 3, "momentum": 8, "adam": 20}
 
 
 def capture(
@@ -86,7 +90,10 @@ def capture(
     size = samples(batch)
     precision = str(next((p.dtype for p in here.parameters()), torch.float32)).removeprefix("torch.")
     source = "captured on the meta device" if place.type == "meta" else f"captured on {place.type}"
-    return Workload(name or type(model).__name__, size, layers, precision, source, unit, optimizer_s)
+    if place.type == "meta" and not trace.passed_back:
+        source += ", its backward pass taken for twice the forward pass"
+    passes = 0 if timing else _UPDATE_PASSES[optimizer]
+    return Workload(name or type(model).__name__, size, layers, precision, source, unit, optimizer_s, passes)
 
 
 def _layers(
@@ -111,7 +118,7 @@ def _layers(
         own = [*units[index].module.parameters(), *(loose if place[index] == 0 else ())]
         held[index] = Holding([one for one in own if id(one) not in counted], states)
         counted.update(id(one) for one in own)
-    shares = shares_of(model, trace, held, degrees)
+    shares = shares_of(model, trace, held, degrees, known=timing is None)
     state = {index: holding.nbytes() for index, holding in held.items()}
     for index, found in alone(state, repeats if timing else 0).items():
         shares[index] = (*shares.get(index, ()), *found)
@@ -121,10 +128,7 @@ def _layers(
     passing, fixed = _apart(order, trace, state, peaks)
     for index in order:
         unit, own_state, spent = units[index], held[index], trace.total(index)
-        work = Operation(
-            "forward", spent.flops, spent.moved, spent.saved, calls=max(1, spent.calls), fixed_bytes=spent.fixed,
-            saved_fixed_bytes=spent.saved_fixed,
-        )  # fmt: skip
+        work = operations_of(trace, index, (spent.saved, spent.saved_fixed), known=timing is None)
         crossing = sum(
             nbytes
             for nbytes, first, last in trace.lives.values()
@@ -137,13 +141,13 @@ def _layers(
                 sum(one.numel() for one in own_state.parameters),
                 *own_state.nbytes(),
                 float(crossing),
-                (work,),
+                work,
                 forward_s=timing.forward_s[index] if timing else 0.0,
                 backward_s=timing.backward_s[index] if timing else 0.0,
                 fixed_share=round(timing.fixed_share[index], 6) if timing else 0.0,
                 backward_share=_backward_share(own_state.parameters, trained_before),
                 tensors=len(own_state.parameters),
-                launch_s=timing.launch_s * work.calls / calls if timing else 0.0,
+                launch_s=timing.launch_s * max(1, spent.calls) / calls if timing else 0.0,
                 peak_bytes=passing[index],
                 peak_fixed_bytes=fixed[index],
             )

@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_flatten
 
 from hocket.sharding import as_local
 
-from ._share import Exchange, Operation, Share
+from ._share import Exchange, Share
+from ._shares import operations_of
 from ._timing import time_of
 from ._trace import trace_of
 from ._units import Loss, Unit, hooked
@@ -72,10 +73,7 @@ def _shares(
 
     def made(index: int) -> Callable[[str], Share]:
         spent = trace.total(index)
-        calls = max(1, spent.calls)
-        work = Operation(
-            "forward", spent.flops, spent.moved, spent.saved, "divided", calls, 0.0, spent.fixed, spent.saved_fixed
-        )
+        work = operations_of(trace, index, (spent.saved, spent.saved_fixed), "divided", known=timing is None)
         exchanges = tuple(
             # Sums of statistics have a number for each channel, however many samples there are.
             Exchange(phase, kind, nbytes, count, kind != "all_reduce")
@@ -83,7 +81,7 @@ def _shares(
         )
         times = (timing.forward_s[index], timing.backward_s[index]) if timing else (0.0, 0.0)
         fixed = round(timing.fixed_share[index], 6) if timing else 0.0
-        return lambda axis: Share(degree, *state[index], (work,), exchanges, False, axis, *times, fixed)
+        return lambda axis: Share(degree, *state[index], work, exchanges, False, axis, *times, fixed)
 
     return {index: made(index) for index in range(len(units))}
 

@@ -10,6 +10,9 @@ from typing import Any, Literal, get_args
 Part = Literal["shared", "divided", "core", "repeated"]
 PARTS: tuple[str, ...] = get_args(Part)
 PHASES = ("forward", "backward")
+FORMATS = ("float8", "float16", "bfloat16", "tf32", "3xtf32", "float32", "float64")
+"""Number formats in which products run; "3xtf32" is three products in TF32 that together are nearly one in float32."""
+OPERATION_KINDS = ("", "strided", "batch norm")
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -19,7 +22,7 @@ class WorkloadError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One kernel, or several that belong together, of a layer's forward pass over the whole batch.
+    """One kernel, or several that belong together, of a layer over the whole batch.
 
     Attributes:
         name: What it is called.
@@ -35,6 +38,14 @@ class Operation:
         fixed_bytes: Of the bytes that it moves, those that do not grow with the batch: weights. A linear layer's
             product of known weights (`weight_bytes`) needs no other word of them.
         saved_fixed_bytes: Of the bytes that it leaves, likewise: weights in another type, as autocast makes them.
+        phase: Of which pass it is: "both", the forward pass, and the backward pass takes twice as much; or "forward" or
+            "backward" alone, where each is known.
+        number_format: In which its products run, of `FORMATS`, or those for whose sake it reads and writes; "" for the
+            workload's precision.
+        kind: Of kernels that only read and write, what makes them slower than others: "strided", which go through
+            tensors whose numbers lie in different orders; "batch norm", in 16 bits and not channels last; "" for none.
+        performed_flops: Those that are computed, where they are known to be others than `flops`: attention leaves out
+            what is masked, and fills blocks.
     """
 
     name: str
@@ -46,10 +57,17 @@ class Operation:
     weight_bytes: float = 0.0
     fixed_bytes: float = 0.0
     saved_fixed_bytes: float = 0.0
+    phase: str = "both"
+    number_format: str = ""
+    kind: str = ""
+    performed_flops: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.part not in PARTS:
-            raise WorkloadError(f"operation {self.name!r}: part {self.part!r} is not one of {', '.join(PARTS)}")
+        for what, known in (
+            ("part", PARTS), ("phase", ("both", *PHASES)), ("number_format", ("", *FORMATS)), ("kind", OPERATION_KINDS),
+        ):  # fmt: skip
+            if (value := getattr(self, what)) not in known:
+                raise WorkloadError(f"operation {self.name!r}: {what} {value!r} is not one of {', '.join(known)}")
 
     @property
     def again(self) -> bool:
@@ -60,10 +78,11 @@ class Operation:
         """Return what each of `degree` ranks does of it."""
         if degree == 1:
             return self
-        numbers = (self.flops, self.moved_bytes, self.saved_bytes, self.weight_bytes, self.fixed_bytes)
-        flops, moved, saved, weights, fixed = (one / degree for one in numbers)
-        kept = self.saved_fixed_bytes / degree
-        return Operation(self.name, flops, moved, saved, self.part, self.calls, weights, fixed, kept)
+        names = (
+            "flops", "moved_bytes", "saved_bytes", "weight_bytes", "fixed_bytes", "saved_fixed_bytes",
+            "performed_flops",
+        )  # fmt: skip
+        return dataclasses.replace(self, **{name: getattr(self, name) / degree for name in names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +185,12 @@ def word(text: str) -> str:
 
 
 # What has a place of its own in the text.
-_PLACED = ("name", "operations", "shares", "degree", "exchanges", "phase")
+_PLACED = ("name", "operations", "shares", "degree", "exchanges")
 
 
 def placed(kind: type[Any]) -> tuple[str, ...]:
     """Return the fields that have a place of their own in the text, not a name."""
-    return (*_PLACED, "kind") if kind is Exchange else _PLACED
+    return (*_PLACED, "phase", "kind") if kind is Exchange else _PLACED
 
 
 def fields_text(value: Any) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import nn
 
-from ._share import DividedShare, Exchange, Operation, Share
-from ._trace import Spent, Trace
+from ._share import DividedShare, Exchange, Operation, Part, Share
+from ._trace import KernelKey, Spent, Tally, Trace
 from .division import Call, Region, Role, choose, cut_tensors, exchanges, sequences
 
 # Layers with these roles compute on parts of their weights.
@@ -40,7 +40,7 @@ class Holding:
 
 
 def shares_of(
-    model: nn.Module, trace: Trace, held: Mapping[int, Holding], degrees: Sequence[int]
+    model: nn.Module, trace: Trace, held: Mapping[int, Holding], degrees: Sequence[int], *, known: bool
 ) -> dict[int, tuple[Share, ...]]:
     """By unit, one rank's share for each number of ranks; units that stay whole are left out."""
     found: dict[int, tuple[Share, ...]] = {}
@@ -48,11 +48,13 @@ def shares_of(
         return found
     for degree in sorted(set(degrees) - {1}):
         regions = choose(model, trace.recording, degree).regions
-        plain = _shares(regions, trace, held, degree)
+        plain = _shares(regions, trace, held, degree, known=known)
         for unit, share in plain.items():
             found[unit] = (*found.get(unit, ()), share)
         stretches, _ = sequences(model, trace.recording, regions, degree)
-        for unit, share in _shares([*regions, *stretches], trace, held, degree).items() if stretches else ():
+        for unit, share in (
+            _shares([*regions, *stretches], trace, held, degree, known=known).items() if stretches else ()
+        ):
             if share != plain.get(unit):
                 found[unit] = (*found.get(unit, ()), dataclasses.replace(share, sequence=True))
     return found
@@ -62,16 +64,66 @@ def divided_share(model: nn.Module, trace: Trace, regions: list[Region], degree:
     """Return how much of a model `degree` ranks divide by cutting these regions; `trace` counts no units."""
     held = Holding(list(model.parameters()), 0)
     whole = trace.total(0)
-    share = _shares(regions, trace, {0: held}, degree).get(0)
+    share = _shares(regions, trace, {0: held}, degree, known=False).get(0)
     if share is None:
         return DividedShare(0.0, 0.0, 0.0)
-    work = share.operations[0]
+    (work,) = share.operations
     return DividedShare.of(
         degree, (held.nbytes()[0], whole.flops, whole.saved), (share.parameter_bytes, work.flops, work.saved_bytes)
     )
 
 
-def _shares(regions: list[Region], trace: Trace, held: Mapping[int, Holding], degree: int) -> dict[int, Share]:
+def operations_of(
+    trace: Trace, unit: int, saved: tuple[float, float], part: Part = "shared",
+    divided: Mapping[int, int] | None = None, *, known: bool,
+) -> tuple[Operation, ...]:  # fmt: skip
+    """Return what a unit does, as operations.
+
+    Args:
+        trace: Of the model.
+        unit: Its index.
+        saved: Bytes that it keeps for the backward pass, and how many of them do not grow with the batch.
+        part: Of each operation.
+        divided: By place of a call, among how many ranks it is divided.
+        known: Whether kernels are told apart; else, where times are measured, all is one operation.
+    """
+    parts = divided or {}
+    if not known:
+        spent = Spent()
+        for (where, call), did in trace.spent.items():
+            if where == unit:
+                spent.flops += did.flops / parts.get(call, 1)
+                spent.moved += did.moved / parts.get(call, 1)
+                spent.fixed += did.fixed / parts.get(call, 1)
+                spent.calls += did.calls
+        numbers, count = (spent.flops, spent.moved, saved[0]), max(1, spent.calls)
+        return (Operation("forward", *numbers, part, count, fixed_bytes=spent.fixed, saved_fixed_bytes=saved[1]),)
+    counted: dict[KernelKey, Tally] = {}
+    for (where, call), kernels in trace.kernels.items():
+        if where == unit:
+            for key, one in kernels.items():
+                counted.setdefault(key, Tally()).add(one, parts.get(call, 1))
+    found = []
+    for key, one in sorted(counted.items(), key=lambda row: (row[0].phase != "forward", row[0])):
+        phase = key.phase if trace.passed_back else "both"
+        name = key.name if phase != "backward" else f"{key.name} backward"
+        kept, saved = (saved, (0.0, 0.0)) if phase != "backward" else ((0.0, 0.0), saved)
+        numbers = (one.flops, one.moved, kept[0])
+        found.append(
+            Operation(
+                name, *numbers, part, one.calls, fixed_bytes=one.fixed, phase=phase, number_format=key.number_format,
+                kind=key.kind, performed_flops=one.performed, saved_fixed_bytes=kept[1],
+            )
+        )  # fmt: skip
+    if any(saved) or not found:
+        none = Operation("kept", saved_bytes=saved[0], part=part, calls=0, phase="forward", saved_fixed_bytes=saved[1])
+        found.insert(0, none)
+    return tuple(found)
+
+
+def _shares(
+    regions: list[Region], trace: Trace, held: Mapping[int, Holding], degree: int, *, known: bool
+) -> dict[int, Share]:
     roles = {module: role for region in regions for module, role in region.roles.items()}
     calls = trace.recording.calls
     divided = {index for region in regions for index in region.calls}
@@ -114,23 +166,13 @@ def _shares(regions: list[Region], trace: Trace, held: Mapping[int, Holding], de
     changed |= {unit for unit, holding in held.items() if any(id(p) in cut for p in holding.parameters)}
     found = {}
     for unit in changed & set(held):
-        spent = Spent()
-        for (where, call), did in trace.spent.items():
-            if where == unit:
-                each = degree if call in divided else 1
-                spent.flops += did.flops / each
-                spent.moved += did.moved / each
-                spent.fixed += did.fixed / each
-                spent.calls += did.calls
-        calls_made, kept_casts = max(1, spent.calls), float(casts[unit])
-        work = Operation(
-            "forward", spent.flops, spent.moved, float(kept[unit]), "divided", calls_made, 0.0, spent.fixed, kept_casts
-        )
+        saved = float(kept[unit]), float(casts[unit])
+        work = operations_of(trace, unit, saved, "divided", dict.fromkeys(divided, degree), known=known)
         made = tuple(
             Exchange(phase, kind, nbytes, count, with_batch)
             for (phase, kind, nbytes, with_batch), count in exchanged.get(unit, Counter()).items()
         )
-        found[unit] = Share(degree, *held[unit].nbytes(cut, degree), (work,), made)
+        found[unit] = Share(degree, *held[unit].nbytes(cut, degree), work, made)
     return found
 
 

@@ -54,12 +54,17 @@ def parse(text: str) -> Workload:
     try:
         batch = int(head.pop("batch"))
         optimizer_s = float(head.pop("optimizer_s", "0"))
+        update_passes = float(head.pop("update_passes", "0"))
     except ValueError as error:
-        raise WorkloadError(f"workload {name!r}: {error}; write numbers for batch and optimizer_s") from None
+        raise WorkloadError(
+            f"workload {name!r}: {error}; write numbers for batch, optimizer_s and update_passes"
+        ) from None
     layers, finer = found.values()
     if not layers:
         raise WorkloadError(f"workload {name!r}: it has no line 'layer'")
-    return Workload(name, batch, tuple(layers), optimizer_s=optimizer_s, finer=tuple(finer), **head)
+    return Workload(
+        name, batch, tuple(layers), optimizer_s=optimizer_s, update_passes=update_passes, finer=tuple(finer), **head
+    )
 
 
 def _with(layer: Layer, words: list[str], *, inner: bool) -> Layer:

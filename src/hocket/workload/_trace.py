@@ -1,26 +1,31 @@
-"""What a forward pass does, unit by unit and call by call: FLOPs, bytes, what autograd keeps, and who reads what."""
+"""What a forward pass does, unit by unit and call by call: FLOPs, bytes, what autograd keeps, and who reads what.
+
+On the meta device the backward pass is run, too, and what its operators do is counted where the forward pass made them.
+"""
 
 import os
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
-from torch.utils.flop_counter import flop_registry
 
-from hocket.sharding import leaves
+from hocket.sharding import as_local, leaves
 
 from ._autocast import autocast_on_meta
+from ._kernels import FUSED, LOOKUPS, Float32Formats, Kernel, as_on_a_gpu, flops_of, kernels_of
 from ._share import WorkloadError
 from ._units import Loss, Unit, hooked, returned
 from .division import Recording, recorded, storage_of
+from .torch_adapter import next_node, node_that_runs
 
 
 @dataclass
@@ -38,6 +43,34 @@ class Spent:
     saved_fixed: float = 0.0
 
 
+class KernelKey(NamedTuple):
+    """What tells kernels apart that are not counted together."""
+
+    phase: str
+    name: str
+    kind: str
+    number_format: str
+
+
+@dataclass
+class Tally:
+    """Of kernels that are counted together, what they ask for; see `Kernel`."""
+
+    flops: float = 0.0
+    performed: float = 0.0
+    moved: float = 0.0
+    fixed: float = 0.0
+    calls: int = 0
+
+    def add(self, one: "Kernel | Tally", parts: int = 1) -> None:
+        """Count one of so many parts of something."""
+        self.flops += one.flops / parts
+        self.performed += one.performed / parts
+        self.moved += one.moved / parts
+        self.fixed += one.fixed / parts
+        self.calls += one.calls
+
+
 @dataclass
 class Trace:
     """What one forward pass did, by index of the unit."""
@@ -48,6 +81,15 @@ class Trace:
     spent: defaultdict[tuple[int, int], Spent] = field(default_factory=lambda: defaultdict(Spent))
     weights: set[int] = field(default_factory=set)  # storages of parameters and buffers
     casts: set[int] = field(default_factory=set)  # storages of weights in another type
+    # By unit and call, as `spent`: what kernels on a GPU do. Those of the backward pass, if it was run: `passed_back`.
+    kernels: defaultdict[tuple[int, int], defaultdict[KernelKey, Tally]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(Tally))
+    )
+    passed_back: bool = False
+    noise: set[int] = field(default_factory=set)  # storages of dropout's masks
+    # Numbers that autograd had given when units and calls ran: a node of the backward pass has its maker's.
+    numbers: list[int] = field(default_factory=list)
+    makers: list[tuple[int, int]] = field(default_factory=list)
     # What autograd keeps: unit, call, storage, bytes.
     saved: list[tuple[int, int, int, int]] = field(default_factory=list)
     # Of every storage that was made: bytes, and the places in `order` of its maker and of its last reader.
@@ -73,6 +115,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace, self.at, self.ignored, self.bytes_moved = trace, at, ignored, bytes_moved
         self.alive: list[Tensor] = []  # a storage's key is its own only while it lives
+        self.formats = Float32Formats.now()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         trace, recording = self.trace, self.trace.recording
@@ -83,14 +126,15 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             recording.paused = before
 
     def _counted(self, trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = as_on_a_gpu(func, args, func(*args, **(kwargs or {})))
+        flops = flops_of(func, args, kwargs or {}, out)
         if self.bytes_moved:
-            self._follow(trace, func, args, kwargs, out)
-        if flops := _flops(func, args, kwargs or {}, out):
+            self._follow(trace, func, args, kwargs, out, flops)
+        if flops:
             trace.spent[self.at[-1], trace.call].flops += flops
         return out
 
-    def _follow(self, trace: Trace, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def _follow(self, trace: Trace, func: Any, args: Any, kwargs: Any, out: Any, flops: float) -> None:
         spent = trace.spent[self.at[-1], trace.call]
         given = [one for one in leaves((args, kwargs or {})) if isinstance(one, Tensor)]
         made = [one for one in leaves(out) if isinstance(one, Tensor)]
@@ -112,31 +156,69 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         in_place = bool(made) and func.overloadpacket.__name__.endswith("_")
         if fresh or in_place:  # a view moves nothing
             read = list(zip(given, given_keys, strict=True))
-            if func.overloadpacket in _LOOKUPS:  # rows, not the table that has them
+            if func.overloadpacket in LOOKUPS:  # rows, not the table that has them
                 read = [*read[1:], *zip(made, made_keys, strict=True)]
             spent.moved += sum(one.numel() * one.element_size() for one in (*(one for one, _ in read), *made))
             spent.fixed += sum(one.numel() * one.element_size() for one, key in read if key in trace.weights)
             spent.calls += 1
+            where = self.at[-1], trace.call
+            trace.numbers.append(next_node())
+            trace.makers.append(where)
+            pairs = list(zip(given, given_keys, strict=True)), list(zip(made, made_keys, strict=True))
+            for kernel in kernels_of(func, args, *pairs, flops, self.formats, trace.weights, trace.noise):
+                trace.kernels[where][KernelKey("forward", kernel.name, kernel.kind, kernel.number_format)].add(kernel)
 
 
-def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    if func.overloadpacket in flop_registry:
-        return float(flop_registry[func.overloadpacket](*args, **kwargs, out_val=out))
-    if func.overloadpacket is torch.ops.aten.mkldnn_rnn_layer:  # torch's own table lacks it
-        x, inputs, hidden = args[:3]
-        return float(2 * x.shape[0] * x.shape[1] * (inputs.numel() + hidden.numel()))
-    if func.overloadpacket is _FUSED:  # which torch 2.13's table lacks: two products of queries, keys and values
-        query, key, value = (one.shape for one in args[:3])
-        return float(2 * query[:-1].numel() * key[-2] * (query[-1] + value[-1]))
-    return 0.0
+class _WatchBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what operators of a backward pass do, where the forward pass made the node that calls them."""
+
+    def __init__(self, trace: Trace, trained: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.trace, self.formats = trace, Float32Formats.now()
+        self.shapes = {one.shape for one in trained}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = as_on_a_gpu(func, args, func(*args, **(kwargs or {})))
+        given = [(one, storage_of(one)) for one in leaves((args, kwargs or {})) if isinstance(one, Tensor)]
+        made = [(one, storage_of(one)) for one in leaves(out) if isinstance(one, Tensor)]
+        known = {key for _, key in given}
+        in_place = bool(made) and func.overloadpacket.__name__.endswith("_")
+        if not in_place and all(key in known for _, key in made):
+            return out
+        trace = self.trace
+        flops = flops_of(func, args, kwargs or {}, out)
+        found = kernels_of(func, args, given, made, flops, self.formats, trace.weights, trace.noise, self.shapes)
+        for one in found:
+            key = KernelKey("backward", one.name, one.kind, one.number_format)
+            trace.kernels[self._maker()][key].add(one)
+        return out
+
+    def _maker(self) -> tuple[int, int]:
+        node, trace = node_that_runs(), self.trace
+        if not trace.makers:
+            return (0, -1)
+        last = len(trace.makers) - 1
+        return trace.makers[last if node is None else min(last, bisect_right(trace.numbers, node))]
 
 
-_FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 CAST = torch.ops.aten._to_copy
-_LOOKUPS = frozenset(
-    getattr(torch.ops.aten, name)
-    for name in ("embedding", "_embedding_bag", "_embedding_bag_forward_only", "index", "index_select", "gather")
-)
+
+
+def _pass_back(trace: Trace, model: nn.Module, loss: Tensor) -> None:
+    """Run the backward pass of a loss on the meta device and count it; what cannot be run there stays unknown."""
+    trained = [one for one in model.parameters() if one.requires_grad]
+    before, trace.recording.paused = trace.recording.paused, True
+    counted = {where: dict(kernels) for where, kernels in trace.kernels.items()}
+    try:
+        with as_local(), _WatchBack(trace, trained):
+            torch.autograd.grad(loss, trained, allow_unused=True)
+        trace.passed_back = True
+    except (RuntimeError, NotImplementedError, ValueError, TypeError):  # as many ways as there are models
+        trace.kernels.clear()
+        for where, kernels in counted.items():
+            trace.kernels[where].update(kernels)
+    finally:
+        trace.recording.paused = before
 
 
 def _fused(
@@ -151,7 +233,7 @@ def _fused(
         return plain
     # A bias that is trained (T5's) has a gradient in devices' operators, and not in the CPU's; it is kept all the same.
     mask = None if attn_mask is None else attn_mask.detach()
-    out: Tensor = _FUSED(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
+    out: Tensor = FUSED(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
     return out
 
 
@@ -208,6 +290,8 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trac
         if not trained:
             raise WorkloadError(f"capture: {name} has no parameter that is trained; there is nothing to plan")
         raise WorkloadError(f"capture: the loss of {name} has no gradient; give `loss`")
+    if result.is_meta:
+        _pass_back(trace, model, result)
     return trace
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ._share import DividedShare, Exchange, Operation, Share, WorkloadError, fields_text, word
 
-HEAD = ("batch", "precision", "source", "unit", "optimizer_s")
+HEAD = ("batch", "precision", "source", "unit", "optimizer_s", "update_passes")
 """Fields with a line of their own at the head of a workload's text."""
 
 
@@ -102,7 +102,7 @@ class Layer:
     @property
     def flops(self) -> float:
         """Floating-point operations of the forward pass over the batch."""
-        return sum(one.flops for one in self.operations)
+        return sum(one.flops for one in self.operations if one.phase != "backward")
 
     @property
     def saved_bytes(self) -> float:
@@ -128,6 +128,8 @@ class Workload:
         source: Where the numbers are from: "analytic", "captured on cpu", ...
         unit: What a sample is, as "image" or "sequence".
         optimizer_s: Measured time of the optimizer's step; 0 if not measured.
+        update_passes: How many times as much as the gradients have the optimizer's kernels read and write; 0 where it
+            is one kernel, whose state says it.
         finer: What the layers consist of, in the same order: parts that no rank divides, between which pipelines can be
             cut, too; none if unknown.
     """
@@ -139,6 +141,7 @@ class Workload:
     source: str = ""
     unit: str = "sample"
     optimizer_s: float = 0.0
+    update_passes: float = 0.0
     finer: tuple[Layer, ...] = ()
 
     def __post_init__(self) -> None:
@@ -187,7 +190,8 @@ class Workload:
         """Return how much of the layers `degree` ranks divide; see `Layer.share`."""
         shares = [layer.share(degree, sequence=sequence, axis=axis) for layer in self.layers]
         work = [one for share in shares for one in share.operations]
-        mine = sum(s.parameter_bytes for s in shares), sum(o.flops for o in work), sum(o.saved_bytes for o in work)
+        flops = sum(one.flops for one in work if one.phase != "backward")
+        mine = sum(one.parameter_bytes for one in shares), flops, sum(one.saved_bytes for one in work)
         return DividedShare.of(degree, (self.parameter_bytes, self.flops, self.saved_bytes), mine)
 
     @property
@@ -214,6 +218,20 @@ class Workload:
             remedy = "take a shape, as llama-3-8b, or leave float8 out"
             raise WorkloadError(f"workload {self.name!r} cannot be planned in float8: {why}; {remedy}")
         return dataclasses.replace(self, precision="float8")
+
+    @property
+    def number_formats(self) -> dict[str, float]:
+        """Of the floating-point operations of a step, the part in each number format, the largest first."""
+        found: dict[str, float] = {}
+        for layer in self.layers:
+            for one in layer.operations:
+                times = 1 + 2 * layer.backward_share if one.phase == "both" else 1.0
+                name = "bfloat16" if self.precision == "float8" and not one.weight_bytes else self.precision
+                name = one.number_format or name
+                found[name] = found.get(name, 0.0) + times * one.flops
+        total = sum(found.values())
+        rows = sorted(found.items(), key=lambda row: -row[1])
+        return {name: flops / total for name, flops in rows if flops} if total else {}
 
     @property
     def in_steps(self) -> "Workload":

@@ -3,7 +3,10 @@
 The defaults are those of DGX A100 servers: `matmul_share` and `memory_share` fitted on four published iterations
 (`benchmarks/predictions/language_models.py`; 1.7B and 18.4B of Narayanan et al., SC'21, and both 22B of Korthikanti et
 al. 2022), `inside_share` from nccl-tests on 8 A100 (235 of 300 GB/s), `network_share` from the vendor's 192 GB/s of
-busbw over eight NICs, which is all that the catalogue's buses carry. The others are assumed.
+busbw over eight NICs, which is all that the catalogue's buses carry. `float32_share`, `attention32_share`,
+`strided_share`, `batch_norm_share` and `host_s` were seen on one H100 (80GB HBM3, PyTorch 2.13, 2026-11-26;
+docs/predictions.md): the first three on GPT-2 and ViT-L, `batch_norm_share` on ResNet-50, `host_s` on additions of 16
+numbers. The others are assumed.
 """
 
 import dataclasses
@@ -27,9 +30,17 @@ class Constants:
     Attributes:
         matmul_share: Of the device's nominal FLOP/s, what large products reach.
         memory_share: Of the device's nominal memory bandwidth, what kernels that only read and write reach.
+        float32_share: Of a device's rate in float32 without matrix units (`float32_flops`), what large products reach.
+        attention32_share: Of a third of its rate in TF32, what memory-efficient attention in float32 reaches.
+        strided_share: Of its memory bandwidth, what kernels reach that go through tensors whose numbers lie in
+            different orders (`Operation.kind`).
+        batch_norm_share: The same of batch norm in 16 bits where channels are not last: a block of threads for each
+            channel reads numbers one by one.
         fused_share: Of the memory traffic of kernels that only read and write, and of their launches, the part that
             fusion takes away (torch.compile). Kernels that a workload counts as one are fused already. Assumed.
         kernel_s: What launching a kernel adds to its time.
+        host_s: What the host takes to launch each of PyTorch's operators, one by one: the device waits where kernels
+            are shorter. Of captured models whose operators are counted; compiled ones launch fewer.
         inside_share: Of the links inside a host, what a collective reaches.
         network_share: Of the links between hosts, what a collective reaches.
         gather_share: Of what an all-reduce reaches of the links, what reduce-scatters and all-gathers of sharded values
@@ -75,8 +86,13 @@ class Constants:
 
     matmul_share: float = 0.72
     memory_share: float = 0.79
+    float32_share: float = 0.77
+    attention32_share: float = 0.2
+    strided_share: float = 0.35
+    batch_norm_share: float = 0.22
     fused_share: float = 0.0
     kernel_s: float = 4e-6
+    host_s: float = 9.7e-6
     inside_share: float = 0.78
     network_share: float = 1.0
     gather_share: float = 1.0
@@ -152,6 +168,17 @@ class Constants:
                 raise PlanError(f"constant {one.name}: {value} must be more than 0")
         if self.basis not in get_args(Basis):
             raise PlanError(f"constant basis: {self.basis!r} is none of {', '.join(get_args(Basis))}")
+
+    def product_share(self, number_format: str, told_apart: bool = True) -> tuple[float, str]:
+        """Return what products in a format reach of its peak, and the constant that says so.
+
+        Args:
+            number_format: In which they run (`Network.peak`).
+            told_apart: Whether the device has a rate in float32 of its own.
+        """
+        own = {"3xtf32": "attention32_share", "float32": "float32_share"} if told_apart else {}
+        name = own.get(number_format, "matmul_share")
+        return getattr(self, name), name
 
     def table(self) -> list[tuple[str, str]]:
         """Every constant with its value."""

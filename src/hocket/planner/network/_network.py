@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hocket.algorithms import Algorithm, ClosedForm, algorithms, planned
-from hocket.cluster import Cluster
+from hocket.cluster import FORMATS, Cluster
 from hocket.schedule import Collective
 
 from ._balance import Link
@@ -99,6 +99,9 @@ class Network:
         sharers: How many ranks are processes in the memory of one host; 0 for devices with memory of their own.
         routed: The cluster, whose routes say what groups reach, unless rates were changed by hand.
         float8_flops: Of a device's matrix products in float8, 0 if it has none or they are unknown.
+        float16_flops: Of its products in float16, 0 if as in bfloat16, which is `flops`.
+        tf32_flops: Of its products in TF32, 0 if it has none or they are unknown.
+        float32_flops: Of its products in float32 as IEEE has it, 0 if unknown, and then `flops`.
     """
 
     name: str
@@ -119,6 +122,9 @@ class Network:
     sharers: int = 0
     routed: Cluster | None = dataclasses.field(default=None, compare=False, repr=False)
     float8_flops: float = 0.0
+    float16_flops: float = 0.0
+    tf32_flops: float = 0.0
+    float32_flops: float = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}  # without what is kept besides
@@ -174,8 +180,30 @@ class Network:
             reached=cluster.reached,
             sharers=local if _computes_in_host_memory(cluster, first) else 0,
             routed=cluster,
-            float8_flops=float(cluster.float8_flops[first]),
+            **{name: float(getattr(cluster, name)[first]) for name in FORMATS},
         )
+
+    def peak(self, number_format: str) -> tuple[float, str]:
+        """Return FLOP/s of products in a format by the data sheet, and the format in which they then run.
+
+        Where there is no TF32 they run in float32, float64 is as fast as float32 (A100, H100, MI300X; V100's is half),
+        and a format that the cluster does not tell apart is at `flops`.
+
+        Args:
+            number_format: Of `hocket.workload.FORMATS`.
+        """
+        if number_format == "3xtf32":
+            return (self.tf32_flops / 3, number_format) if self.tf32_flops else self.peak("float32")
+        if number_format == "tf32" and not self.tf32_flops:
+            return self.peak("float32")
+        own = {
+            "float8": self.float8_flops,
+            "float16": self.float16_flops,
+            "tf32": self.tf32_flops,
+            "float32": self.float32_flops,
+            "float64": self.float32_flops,
+        }
+        return own.get(number_format, 0.0) or self.flops, number_format
 
     def first(self, workers: int) -> "Network":
         """Return the wires of the first ranks: fewer than a host holds are all of it."""

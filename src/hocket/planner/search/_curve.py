@@ -37,6 +37,7 @@ class Point:
         interval: Samples per second between which the throughput is with 80%; equal where nothing says.
         mfu: Model FLOPs by the device's peak, 0 where unknown.
         flops_per_worker: FLOP/s of the model that each worker makes, 0 where unknown.
+        mfu_format: The number format of whose peak `mfu` is a part.
     """
 
     workers: int
@@ -48,6 +49,7 @@ class Point:
     interval: tuple[float, float] = (0.0, 0.0)
     mfu: float = 0.0
     flops_per_worker: float = 0.0
+    mfu_format: str = ""
 
     @property
     def worker_seconds(self) -> float:
@@ -144,7 +146,7 @@ def _point(one: Prediction, alone: float) -> Point:
     if blame in ("gradients", "gather") and one.gradient_cost.link:
         blame = f"{blame}: {one.gradient_cost.link} ({one.gradient_cost.algorithm})"
     efficiency = one.throughput / (one.workers * alone)
-    known = one.fits, one.throughput_interval, one.mfu, one.flops_per_worker
+    known = one.fits, one.throughput_interval, one.mfu, one.flops_per_worker, one.mfu_format
     return Point(one.workers, one.throughput, efficiency, parts, blame, *known)
 
 
@@ -224,6 +226,8 @@ def _halves(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
             weight_bytes=one.weight_bytes / 2,
             fixed_bytes=one.fixed_bytes / 2,
             saved_fixed_bytes=one.saved_fixed_bytes / 2,
+            number_format="bfloat16" if one.number_format in ("float32", "tf32", "3xtf32") else one.number_format,
+            performed_flops=0.0,
         )
         for one in operations
     )

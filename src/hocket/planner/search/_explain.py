@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from hocket.units import format_bytes, format_flops, format_rate, format_time
+from hocket.workload import Workload
 
 from ..axes import AXES
 from ..network import Constants, Network
@@ -43,8 +44,7 @@ def explain(found: Search) -> str:
     limit = f" of {format_bytes(found.memory_limit, 3)}" if found.memory_limit else ""
     low, high = best.interval_s
     reached = f", {best.flops_per_worker / 1e12:.3g} TFLOP/s a device" if best.flops else ""
-    peak = "its bfloat16 peak" if best.plan.precision == "float8" else "its peak"
-    reached += f", {best.mfu:.0%} of {peak}" if best.mfu else ""
+    reached += f", {best.mfu:.0%} of its {best.mfu_format} peak" if best.mfu else ""
     lines = [
         f"{best.plan.describe()} on {best.workers} workers of {best.cluster} takes {_s(best.step_s)} a step "
         f"({_s(low)} to {_s(high)} with {LEVEL:.0%}; {best.throughput:.4g} samples/s{reached}) and "
@@ -160,11 +160,17 @@ def with_reasons(found: Search) -> Plan:
     return dataclasses.replace(plan, predicted=predicted, reasons=reasons)
 
 
+_PRODUCTS = {"matmul_share": "products", "float32_share": "float32 products", "attention32_share": "float32 attention"}
+_KINDS = {
+    "strided": "strided_share",
+    "batch norm": "batch_norm_share",
+}  # of kernels that reach less of the memory: the constants that say so
 _CONSTANTS_OF = {
-    "products": {"matmul_share"},
+    **{row: {constant} for constant, row in _PRODUCTS.items()},
     "float8 products": {"matmul_share"},
     "fusion": {"fused_share"},
     "memory": {"memory_share"},
+    **{kind: {constant} for kind, constant in _KINDS.items()},
     "inside hosts": {"inside_share"},
     "between hosts": {"network_share", "congestion"},
     "sharded parameters": {"fetch_share"},
@@ -172,12 +178,19 @@ _CONSTANTS_OF = {
     "jitter": {"jitter", "host_jitter"},
 }  # which constants a row of `assumptions` tells
 _NOT_OF_A_STEP = {"basis", "fitted_workers", "swept", "unmodelled", "seen"}
-_NEUTRAL = {one.name: one.default for one in dataclasses.fields(Constants)} | {"collective_s": 0.0, "kernel_s": 0.0}
+_NEUTRAL = {one.name: one.default for one in dataclasses.fields(Constants)} | {
+    "collective_s": 0.0, "kernel_s": 0.0, "host_s": 0.0,
+}  # fmt: skip
 _NOT_TIMED = ("embeddings", "priority", "compression")  # fields of plans that no formula knows
 
 
 def assumptions(
-    one: Prediction, network: Network, *, precision: str, given: Mapping[str, str] = MappingProxyType({})
+    one: Prediction,
+    network: Network,
+    *,
+    precision: str,
+    given: Mapping[str, str] = MappingProxyType({}),
+    workload: Workload | None = None,
 ) -> list[tuple[str, str, str]]:
     """Return what a prediction rests on: name, value, and whether it is given, measured, fitted, assumed or unknown.
 
@@ -186,14 +199,16 @@ def assumptions(
         network: Of the cluster.
         precision: Of the workload's computation.
         given: Constants that the user has set, as they were written.
+        workload: What is trained; which kernels are counted is left out if it is not given.
     """
     rows = []
-    for name, value, basis in _assumptions(one, network, precision):
+    for name, value, basis in _assumptions(one, network, precision, workload):
         told = _CONSTANTS_OF.get(name, set())
         own = told & given.keys()
         rows.append((name, value, basis if not own else "given" if own == told else f"{basis}, in part given"))
     shown = {constant for name, *_ in rows for constant in _CONSTANTS_OF.get(name, ())}
     told = shown | given.keys() | _NOT_OF_A_STEP | ({"kernel_s"} if one.measured else set())  # launches are in times
+    told |= set() if one.counted else {"host_s"}
     others = [
         f"{name} {value}"
         for name, value in one.constants.table()
@@ -207,7 +222,9 @@ def assumptions(
     return [*rows, *((name, value, "given") for name, value in given.items() if name not in shown)]
 
 
-def _assumptions(one: Prediction, network: Network, precision: str) -> list[tuple[str, str, str]]:
+def _assumptions(
+    one: Prediction, network: Network, precision: str, workload: Workload | None
+) -> list[tuple[str, str, str]]:
     constants, plan = one.constants, one.plan
     basis = constants.basis
     inside_basis, between_basis = basis, basis
@@ -224,18 +241,27 @@ def _assumptions(one: Prediction, network: Network, precision: str) -> list[tupl
     if one.measured:
         rows.append(("computation", "each layer's times", "measured"))
     elif network.flops:
-        rows.append(("products", f"{constants.matmul_share:.0%} of {format_flops(network.flops)}", basis))
-        if precision == "float8":
-            narrow = f"{constants.matmul_share:.0%} of {format_flops(network.float8_flops)}"
-            rows.append(("float8 products", f"{narrow}, and casts by memory", "assumed"))
+        rows += _products(one, network, precision)
         fused = f"{constants.fused_share:.0%} of the traffic of kernels that only read and write is taken away"
-        rows.append(("fusion", fused if constants.fused_share else "none besides what the workload counts", "assumed"))
+        none = "none besides what the workload counts"
+        if workload and workload.update_passes:
+            none = "none: PyTorch's operators one by one, without torch.compile"
+            rows.append(("update", f"{workload.update_passes:g} times the gradients read or written", "assumed"))
+        elif workload:
+            none = "none besides what the workload counts as one kernel, the optimizer among them"
+        rows.append(("fusion", fused if constants.fused_share else none, "assumed"))
         moved = f"{constants.memory_share:.0%} of {format_rate(network.memory_Bps)}"
         rows.append(
             ("memory", moved, basis)
             if network.memory_Bps
             else ("memory", "no rate is known, so it takes no time", "unknown")
         )
+        kinds = {each.kind for layer in workload.layers for each in layer.operations} if workload else set()
+        for kind, constant in _KINDS.items():
+            if kind in kinds and network.memory_Bps:
+                what = "numbers in different orders" if kind == "strided" else "in 16 bits, channels not last"
+                share = getattr(constants, constant)
+                rows.append((kind, f"{share:.0%} of {format_rate(network.memory_Bps)} ({what})", "assumed"))
     if not one.memory_limit:
         rows.append(("memory of each", "no limit is known, so every plan fits", "unknown"))
     elif not network.sharers:
@@ -260,4 +286,25 @@ def _assumptions(one: Prediction, network: Network, precision: str) -> list[tupl
         rows.append(("overlap", together + beside, basis))
         jitter = f"{constants.jitter:.1%} of a rank's computation, {constants.host_jitter:.1%} of a host's"
         rows.append(("jitter", jitter, basis))
+    return rows
+
+
+def _products(one: Prediction, network: Network, precision: str) -> list[tuple[str, str, str]]:
+    """Return rows of what products reach, in each number format in which some run."""
+    constants = one.constants
+    rows: list[tuple[str, str, str]] = []
+    formats = {"bfloat16": 1.0} if precision == "float8" else dict(one.number_formats) or {precision: 1.0}
+    said: set[str] = set()
+    for name, part in formats.items():
+        share, constant = constants.product_share(name, network.float32_flops > 0)
+        peak, runs = network.peak(name)
+        row = _PRODUCTS[constant] if constant not in said else f"{name} products"
+        said.add(constant)
+        rate = f"a third of {format_flops(network.tf32_flops)} in TF32" if runs == "3xtf32" else ""
+        value = f"{share:.0%} of {rate or f'{format_flops(peak)} in {runs}'}"
+        value += f", for {part:.0%} of the FLOPs" if part < 0.9995 else ""
+        rows.append((row, value, constants.basis if constant == "matmul_share" else "assumed"))
+    if precision == "float8":
+        narrow = f"{constants.matmul_share:.0%} of {format_flops(network.float8_flops)}"
+        rows.append(("float8 products", f"{narrow}, and casts by memory", "assumed"))
     return rows

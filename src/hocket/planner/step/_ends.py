@@ -387,5 +387,8 @@ def optimizer_s(plan: Plan, profile: Profile, layers: np.ndarray) -> float:
         return 0.0
     state = held.optimizer_bytes[layers] / sharded
     gradients = held.gradient_bytes[layers] / (sharded if plan.shard != "optimizer" else 1)
-    moved = float((2 * state + _GRADIENT_PASSES * gradients + share).sum())
+    if workload.update_passes:
+        moved = workload.update_passes * float(held.gradient_bytes[layers].sum()) / sharded
+    else:
+        moved = float((2 * state + _GRADIENT_PASSES * gradients + share).sum())
     return moved / (profile.network.memory_Bps * profile.constants.memory_share)

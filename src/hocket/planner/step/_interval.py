@@ -41,6 +41,7 @@ def spread(
     measured: bool,
     spared_s: float = 0.0,
     alike: float = 0.0,
+    counted: bool = False,
 ) -> float:
     """Return the factor between a prediction and either end of its interval.
 
@@ -51,12 +52,16 @@ def spread(
         hidden_s: Seconds of communication that computation is said to hide.
         measured: Whether the layers' times were measured, whatever constants are.
         spared_s: Seconds that fusion and float8 are assumed to take away.
+        counted: Whether layers' times are counted from a captured model's operators, of which a fit on others says
+            nothing.
         alike: How like the plan is, from 0 to 1, to the run that is most like it.
     """
     known, step_s = _KNOWN[constants.basis], sum(parts.values())
     errors = []
     for each, names in _TOGETHER:
-        less = _KNOWN["measured"] if measured and "compute" in names else known
+        less = known
+        if "compute" in names:
+            less = _KNOWN["measured"] if measured else 1.0 if counted and constants.basis == "fitted" else known
         if constants.swept and names == _LINKS:  # a sweep says as much of so many ranks, and less with every doubling
             less = min(less, _KNOWN["fitted"] * (1 + max(0.0, math.log2(workers / constants.swept))))
         errors.append(each * less * sum(parts.get(name, 0.0) for name in names))

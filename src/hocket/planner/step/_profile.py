@@ -200,15 +200,22 @@ class Profile:
             forward, backward = kind.forward_s * passed, kind.backward_s * passed
             core = forward * sum(_work(one) for one in share.operations if one.again) / (whole * part or 1.0)
         else:
-            forward, back_times = 0.0, _BACKWARD * kind.backward_share
+            forward = backward = 0.0
+            hosts = np.zeros(2)  # what the host takes for both passes
             for one in share.operations:
                 seconds, less, narrower = self._kernel(one, scale)
-                repeats = again == "layers" or (again == "attention" and one.again)
-                spared += (1 + back_times + repeats) * less
+                ahead = float(one.phase != "backward")
+                behind = _BACKWARD * kind.backward_share if one.phase == "both" else 1.0 - ahead
+                repeats = ahead * (again == "layers" or (again == "attention" and one.again))
+                spared += (ahead + behind + repeats) * less
                 narrowed += narrower
-                forward += seconds
-                core += seconds if one.again else 0.0
-            backward = back_times * forward
+                forward += ahead * seconds
+                backward += behind * seconds
+                core += ahead * seconds if one.again else 0.0
+                if one.phase != "both":
+                    left = 1.0 if one.flops else 1.0 - self.constants.fused_share
+                    hosts += self.constants.host_s * one.calls * left * np.array([ahead, behind])
+            forward, backward = max(forward, float(hosts[0])), max(backward, float(hosts[1]))
         if kind.forward_s > 0 and share.degree > 1 and axis == "tensor":  # of measured ones, whose weights are divided
             forward, backward, core = (one * self.constants.divided_times for one in (forward, backward, core))
         repeated = {"none": 0.0, "layers": forward, "attention": core}[again]
@@ -237,6 +244,10 @@ class Profile:
     def _wire(self, kind: str, nbytes: float, tensor: int) -> float:
         return self.network.collective(kind, nbytes, tensor, 1, self.constants).seconds
 
+    def kernel_s(self, one: Operation) -> float:
+        """Return seconds of an operation over the workload's batch, in one pass."""
+        return self._kernel(one, 1.0)[0]
+
     def _kernel(self, one: Operation, scale: float) -> tuple[float, float, float]:
         """Return what an operation takes, and what fusion or float8 spares: seconds, and bytes of gathered weights.
 
@@ -245,28 +256,36 @@ class Profile:
         value and again to be written in two layouts, weights in each direction. A layer that this would slow down stays
         in bfloat16.
         """
+        if one.number_format and not one.flops and self.network.peak(one.number_format)[1] != one.number_format:
+            return 0.0, 0.0, 0.0  # for the sake of products that do not run in this format here
         fixed = one.fixed_bytes or one.weight_bytes
         moved = (one.moved_bytes - fixed) * scale + fixed
-        plain = self._roofline(one.flops * scale, moved, one.calls)
+        plain = self._roofline((one.performed_flops or one.flops) * scale, moved, one.calls, one)
         if not one.flops:
             spared = plain * self.constants.fused_share
             return plain - spared, spared, 0.0
         if self.workload.precision == "float8" and one.weight_bytes:
             passing, weights = (one.moved_bytes - one.weight_bytes) * scale, one.weight_bytes
-            product = self._roofline(
-                one.flops * scale, 0.75 * passing + 0.5 * weights, one.calls, self.network.float8_flops
-            )
-            narrow = product + self._roofline(0.0, passing + 4 / 3 * weights, _CASTS)
+            product = self._roofline(one.flops * scale, 0.75 * passing + 0.5 * weights, one.calls, one, "float8")
+            narrow = product + self._roofline(0.0, passing + 4 / 3 * weights, _CASTS, one)
             if narrow < plain:
                 return narrow, plain - narrow, weights / 2
         return plain, 0.0, 0.0
 
-    def _roofline(self, flops: float, moved_bytes: float, calls: int, rate: float = 0.0) -> float:
+    def _roofline(self, flops: float, moved_bytes: float, calls: int, like: Operation, narrow: str = "") -> float:
         """Return what a kernel takes: the longer of its arithmetic and its memory traffic, and its launch."""
         network, constants = self.network, self.constants
-        arithmetic = flops / ((rate or network.flops) * constants.matmul_share)
-        traffic = moved_bytes / (network.memory_Bps * constants.memory_share) if network.memory_Bps else 0.0
+        arithmetic = flops / self._rate(narrow or like.number_format) if flops else 0.0
+        reached = {"strided": constants.strided_share, "batch norm": constants.batch_norm_share}
+        share = reached.get(like.kind, constants.memory_share)
+        traffic = moved_bytes / (network.memory_Bps * share) if network.memory_Bps else 0.0
         return max(arithmetic, traffic) + calls * constants.kernel_s
+
+    def _rate(self, number_format: str) -> float:
+        """Return FLOP/s that products in a format reach; "" is that of the workload."""
+        own = "bfloat16" if self.workload.precision == "float8" else self.workload.precision
+        peak, runs = self.network.peak(number_format or own)
+        return peak * self.constants.product_share(runs, self.network.float32_flops > 0)[0]
 
 
 def in_precision(plan: Plan, workload: Workload) -> Workload:

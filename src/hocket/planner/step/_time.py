@@ -6,7 +6,7 @@ For small worlds `step_graph` makes the same step as tasks for the simulator; a 
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,7 +106,9 @@ class Prediction:
         cuts: Layers with which the later stages of the pipeline begin, of those that `Profile.of` tells.
         gradient_cost: One reduction of all gradients of the busiest worker, hidden or not.
         flops: Of one sample's forward and backward pass.
-        device_flops: FLOP/s of a device by its data sheet, 0 if unknown.
+        device_flops: FLOP/s of a device by its data sheet, in the format in which most products run; 0 if unknown.
+        counted: Whether what layers take was counted from the operators of a captured model, which no fit knows.
+        number_formats: In which products run there, with the part of the floating-point operations, the largest first.
         constants: What was taken to be reached.
         measured: Whether the layers' times were measured.
         spared_s: Seconds that fusion and float8 are assumed to take away from the computation of a step.
@@ -127,6 +129,8 @@ class Prediction:
     constants: Constants = Constants()
     measured: bool = False
     spared_s: float = 0.0
+    number_formats: tuple[tuple[str, float], ...] = ()
+    counted: bool = False
 
     @functools.cached_property
     def step_s(self) -> float:
@@ -150,8 +154,13 @@ class Prediction:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation: these FLOP/s by what the device's data sheet says; 0 if that is unknown."""
+        """Model FLOPs utilisation: these FLOP/s by what the device's data sheet says of `mfu_format`; 0 if unknown."""
         return self.flops_per_worker / self.device_flops if self.device_flops else 0.0
+
+    @property
+    def mfu_format(self) -> str:
+        """The number format of whose peak `mfu` is a part: that in which most products run; "" if unknown."""
+        return peak_format(dict(self.number_formats))
 
     @property
     def interval_s(self) -> tuple[float, float]:
@@ -159,7 +168,7 @@ class Prediction:
         hidden_s = min(max(0.0, self.gradient_cost.seconds - self.parts.gradients), self.parts.compute)
         times = spread(
             dict(self.parts.rows()), self.constants, workers=self.workers, hidden_s=hidden_s, measured=self.measured,
-            spared_s=self.spared_s, alike=alike(self.plan, self.constants, self.workers),
+            spared_s=self.spared_s, counted=self.counted, alike=alike(self.plan, self.constants, self.workers),
         )  # fmt: skip
         return self.step_s / times, self.step_s * times
 
@@ -204,6 +213,19 @@ def predict(
     )  # fmt: skip
     assert found is not None
     return found
+
+
+def peak_format(formats: Mapping[str, float]) -> str:
+    """Return of whose peak MFU is a part: bfloat16's where products are in float8, and TF32's where they are three.
+
+    Args:
+        formats: With their parts of the floating-point operations.
+    """
+    told = {"float8": "bfloat16", "3xtf32": "tf32"}
+    counted: dict[str, float] = {}
+    for name, part in formats.items():
+        counted[told.get(name, name)] = counted.get(told.get(name, name), 0.0) + part
+    return max(counted, key=lambda name: counted[name], default="")
 
 
 def refuse_relaxed(plan: Plan) -> None:
@@ -256,9 +278,15 @@ def predict_within(
     limit = network.memory_nbytes if memory_limit is None else memory_limit
     memory = memory or memory_of(plan, workload, batch=batch, cuts=cuts, sharers=network.sharers)
     flops = workload.step_flops / workload.batch
+    formats: dict[str, float] = {}
+    for name, part in workload.number_formats.items():
+        runs = network.peak(name)[1]
+        formats[runs] = formats.get(runs, 0.0) + part
+    peak = network.peak(peak_format(formats))[0]
     return Prediction(
         plan, workload.name, network.name, workers, batch, parts, memory, limit, tuple(cuts), cost, flops,
-        network.flops, constants, workload.measured, spared * as_long,
+        peak, constants, workload.measured, spared * as_long, tuple(sorted(formats.items(), key=lambda row: -row[1])),
+        workload.update_passes > 0 and not workload.measured,
     )  # fmt: skip
 
 

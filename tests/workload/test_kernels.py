@@ -1,0 +1,209 @@
+"""What a capture on the meta device counts of a GPU's kernels: bytes by definition, both passes, number formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+
+from hocket.workload import Operation, Workload, WorkloadError, capture, parse
+
+ROWS, WIDTH = 64, 128
+
+
+@pytest.fixture(autouse=True)
+def settings() -> Iterator[None]:
+    """Torch's own."""
+    convolutions = torch.backends.cudnn.conv.fp32_precision
+    yield
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.conv.fp32_precision = convolutions
+
+
+def captured(model: nn.Module, *shape: int, dtype: torch.dtype = torch.float32, **more: Any) -> Workload:
+    """In a dtype, of a batch of that shape. The loss's own operators are counted in a last layer that does nothing."""
+    sample = torch.empty(*shape, dtype=dtype, device="meta")
+    model = nn.Sequential(model, nn.Identity()).to("meta", dtype)
+    return capture(model, sample, degrees=(), loss=lambda m, x: m(x).square().sum(), **more)
+
+
+def operations(workload: Workload, phase: str, *, layer: int = 0) -> dict[str, Operation]:
+    return {one.name: one for one in workload.layers[layer].operations if one.phase == phase}
+
+
+def formats(workload: Workload) -> set[str]:
+    return {one.number_format for layer in workload.layers for one in layer.operations if one.flops}
+
+
+def test_products_are_in_the_format_that_torch_s_settings_say() -> None:
+    linear, convolution = nn.Linear(WIDTH, WIDTH), nn.Conv2d(8, 8, 3)
+    assert formats(captured(linear, ROWS, WIDTH)) == {"float32"}  # matrix products are IEEE's unless asked for
+    assert formats(captured(convolution, 4, 8, 9, 9)) == {"tf32"}  # and convolutions are not
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    assert formats(captured(linear, ROWS, WIDTH)) == {"tf32"}
+    assert formats(captured(convolution, 4, 8, 9, 9)) == {"float32"}
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        found = captured(linear, ROWS, WIDTH, dtype=dtype)
+        assert formats(found) == {str(dtype).removeprefix("torch.")}
+        assert found.number_formats == {str(dtype).removeprefix("torch."): 1.0}
+
+
+def test_a_linear_layer_makes_three_products_and_a_sum_for_its_bias() -> None:
+    found = captured(nn.Linear(WIDTH, WIDTH), ROWS, WIDTH)
+    wide, weights = 4 * ROWS * WIDTH, 4 * WIDTH * WIDTH
+    ahead, behind = operations(found, "forward"), operations(found, "backward")
+    (product,) = (one for one in ahead.values() if one.flops)
+    assert product.moved_bytes == 2 * wide + weights + 4 * WIDTH
+    assert product.fixed_bytes == weights + 4 * WIDTH
+    # The batch has no gradient, so of the two products behind there is one; its gradient is as large however large the
+    # batch. The bias takes a sum over rows.
+    (back,) = (one for one in behind.values() if one.flops)
+    assert back.flops == product.flops
+    assert (back.moved_bytes, back.fixed_bytes) == (2 * wide + weights, weights)
+    assert behind["others backward"].moved_bytes == wide + 4 * WIDTH
+    two = captured(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)), ROWS, WIDTH)
+    assert sum(one.flops for one in operations(two, "backward", layer=1).values()) == 2 * product.flops
+
+
+def test_norms_read_their_input_again_for_each_of_two_gradients() -> None:
+    found = captured(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)), ROWS, WIDTH)
+    wide = 4 * ROWS * WIDTH
+    few = 4 * (2 * WIDTH + 2 * ROWS)  # weights; mean and deviation of each row
+    assert operations(found, "forward", layer=1)["others"].moved_bytes == 2 * wide + few
+    back = operations(found, "backward", layer=1)["others backward"]
+    assert back.moved_bytes == 5 * wide + few + 4 * 2 * WIDTH
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, ""), (torch.bfloat16, "batch norm")])
+def test_batch_norm_goes_over_its_input_twice_in_each_pass(dtype: torch.dtype, kind: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 1, bias=False), nn.BatchNorm2d(16))
+    wide = 8 * 16 * 32 * 32 * dtype.itemsize
+    found = captured(model, 8, 3, 32, 32, dtype=dtype)
+    ahead = [one for one in operations(found, "forward", layer=1).values() if one.kind == kind]
+    behind = [one for one in operations(found, "backward", layer=1).values() if one.kind == kind]
+    assert sum(one.moved_bytes for one in ahead) == pytest.approx(3 * wide, rel=0.01)
+    assert sum(one.moved_bytes for one in behind) == pytest.approx(5 * wide, rel=0.01)
+    last = torch.empty(8, 3, 32, 32, dtype=dtype, device="meta").to(memory_format=torch.channels_last)
+    placed = capture(model, last, degrees=())
+    assert not any(one.kind for layer in placed.layers for one in layer.operations)
+
+
+def test_a_loss_over_many_classes_reads_its_rows_three_times() -> None:
+    classes = 50_000
+    model, target = nn.Linear(8, classes, bias=False), torch.zeros(ROWS, dtype=torch.long, device="meta")
+    sample = torch.empty(ROWS, 8, device="meta")
+    found = capture(model.to("meta"), sample, degrees=(), loss=lambda m, x: cross_entropy(m(x), target))
+    wide = 4 * ROWS * classes
+    # Three reads and one write; its gradient is filled, and made another: a read more for the sum.
+    assert operations(found, "forward")["others"].moved_bytes == pytest.approx(4 * wide, rel=0.01)
+    assert operations(found, "backward")["others backward"].moved_bytes == pytest.approx(5 * wide, rel=0.01)
+
+
+def test_what_is_used_twice_has_its_gradients_added() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(WIDTH, WIDTH, bias=False), nn.GELU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            return x + self.second(x)
+
+    wide = 4 * ROWS * WIDTH
+    found = captured(Twice(), ROWS, WIDTH)
+    assert operations(found, "backward")["others backward"].moved_bytes == (3 + 3) * wide  # GELU's, and the sum of both
+
+
+def test_dropout_is_one_kernel_with_a_byte_a_number() -> None:
+    found = captured(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.1)), ROWS, WIDTH)
+    count = ROWS * WIDTH
+    assert operations(found, "forward", layer=1)["others"].moved_bytes == 9 * count
+    assert operations(found, "backward", layer=1)["others backward"].moved_bytes == (4 + 4 + 1) * count
+
+
+def test_numbers_in_different_orders_are_told_apart() -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x * self.scale
+            return x + x.transpose(0, 1)
+
+    found = captured(Turned(), WIDTH, WIDTH)
+    assert operations(found, "forward")["strided"].moved_bytes == 3 * 4 * WIDTH * WIDTH
+    turned = captured(nn.Conv2d(8, 16, 3, padding=1), 4, 8, 32, 32)
+    given, made = 4 * 4 * 8 * 32 * 32, 4 * 4 * 16 * 32 * 32
+    strided = operations(turned, "forward")["strided"]
+    assert (strided.moved_bytes, strided.number_format) == (2 * (given + made), "tf32")
+    assert operations(turned, "backward")["strided backward"].moved_bytes == 2 * (given + made)  # for the weights alone
+
+
+@pytest.mark.parametrize(("causal", "part"), [(False, 1.0), (True, (1 + 1 / 4) / 2)])
+def test_attention_in_float32_is_three_products_in_tf32_without_what_is_masked(causal: bool, part: float) -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.all = nn.Linear(WIDTH, 3 * WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (one.unflatten(-1, (4, -1)).transpose(1, 2) for one in self.all(x).chunk(3, -1))
+            return scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    length = 200  # four blocks of 64, the last of which is not full
+    counted = 4 * 2 * length**2 * WIDTH
+    for dtype, name in ((torch.float32, "3xtf32"), (torch.bfloat16, "bfloat16")):
+        found = captured(Attention(), 2, length, WIDTH, dtype=dtype)
+        ahead, behind = operations(found, "forward")["attention"], operations(found, "backward")["attention backward"]
+        assert (ahead.number_format, ahead.flops) == (name, counted)
+        assert behind.flops == 2.5 * counted  # five products instead of two
+        performed = counted * (256 / length) ** 2 * part if name == "3xtf32" else 0.0
+        assert ahead.performed_flops == pytest.approx(performed)
+    assert captured(Attention(), 2, length, WIDTH).number_formats.keys() == {"float32", "3xtf32"}
+
+
+def test_a_backward_pass_that_meta_cannot_run_is_taken_for_twice_the_forward_pass_and_said_to_be() -> None:
+    class Odd(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            return gradient * float(gradient.sum())
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Odd.apply(self.linear(x))  # type: ignore[no-any-return]
+
+    found = captured(Model(), ROWS, WIDTH)
+    assert found.source.endswith("its backward pass taken for twice the forward pass")
+    assert {one.phase for layer in found.layers for one in layer.operations} == {"both"}
+
+
+def test_gradients_and_settings_stay_as_they_are() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()).to("meta")
+    model[0].weight.grad = kept = torch.empty(WIDTH, WIDTH, device="meta")
+    captured(model, ROWS, WIDTH)
+    assert model[0].weight.grad is kept
+    assert model[0].bias.grad is None
+
+
+def test_what_is_counted_is_written_and_read() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Flatten(), nn.Linear(16 * 30 * 30, 10))
+    found = captured(model, 8, 3, 32, 32, dtype=torch.bfloat16, optimizer="momentum")
+    assert found.update_passes == 8
+    assert parse(str(found)) == found
+    for words in ("number_format=float31", "phase=sideways", "kind=odd"):
+        with pytest.raises(WorkloadError, match=words.partition("=")[2]):
+            parse(f"workload a\nbatch 1\nlayer b kind=c\n  op flops=1 {words}")
