@@ -1,5 +1,6 @@
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,22 @@ def test_the_slow_place_is_found_in_rings_and_meshes_and_none_where_all_are_alik
         "one": f"the link from host h{at} to host h{(at + 1) % count}",
     }[where]  # fmt: skip
     assert found.place == place
+
+
+def test_links_that_are_slow_between_many_hosts_are_no_place() -> None:
+    """As on an emulated star of 8 hosts: what each host sends to the opposite one shares its cable most."""
+    links = [
+        HostLink(f"h{a}", f"h{b}", 10_000_000, 10 / (0.72 + 0.01 * a if (a - b) % 8 == 4 else 1.45), 0.02, 1e-5, 0)
+        for a in range(8)
+        for b in range(8)
+        if a != b
+    ]
+    assert slow_link(links) is None
+    # The way between two hosts, in both directions, is a place.
+    links = [replace(one, busy_s=40.0) if {one.source, one.destination} == {"h1", "h6"} else one for one in links]
+    found = slow_link(links)
+    assert found is not None
+    assert found.place == "the link from host h1 to host h6"
 
 
 def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch, slow: int, exposed_s: float = 0.02) -> None:

@@ -103,6 +103,13 @@ def test_the_verbs_from_up_to_down(temporary: Path) -> None:
     assert "is up; take it down first" in again.stderr
     inside = hocket("fabric", "exec", "host1", "cat", "/proc/net/dev")
     assert inside.stdout.count("eth0") == 1
+    show = ("python3", "-c", "import sys; print(sys.argv[1:])", "-h", "--name", "other", "--help")
+    for words in (("host1",), ("host1", "--name", "mine"), ("--name=mine", "host1"), ("host1", "--name=mine", "--")):
+        assert hocket("fabric", "exec", *words, *show).stdout == "['-h', '--name', 'other', '--help']\n"
+    for words, said in ((("host1", "--name", "mine"), "say which program"), (("host1", "--name", "x", "ls"), "'x'")):
+        refused = hocket("fabric", "exec", *words)
+        assert refused.returncode == 2
+        assert said in refused.stderr
     (shown,) = json.loads(hocket("fabric", "status", "--seconds", "0", "--json").stdout)["fabrics"]
     assert {link["name"]: link["nbytes"] for link in shown["links"]} == {
         "host0->switch0": 0,

@@ -255,17 +255,37 @@ def test_a_missing_ssh_is_named(hocket: Any, script: Any, tmp_path: Path) -> Non
     assert process.returncode == 1
 
 
+def stand_in_for_ssh(directory: Path, address: str) -> Path:
+    """A program that reaches this host under every name, at an address."""
+    ssh = directory / "ssh"
+    ssh.write_text(
+        '#!/bin/sh\nwhile [ "$1" != -- ]; do host="$1"; shift; done\nshift\n'
+        f'export SSH_CONNECTION="{address} 1 {address} 22" HOCKET_HOST="$host"\nexec sh -c "$*"\n'
+    )
+    ssh.chmod(0o700)
+    return ssh
+
+
+@pytest.mark.parametrize("flags", [(), ("--run-dir", "mine")])
+def test_where_a_run_is_kept_is_said_once_unless_it_was_asked_for(
+    hocket: Any, script: Any, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    ssh = stand_in_for_ssh(tmp_path, "127.0.0.1")
+    env = {name: value for name, value in os.environ.items() if name != "HOCKET_RUN_DIR"}
+    words = ("--hosts", "a,b", "--ssh", str(ssh), "--no-preflight", *flags)
+    process = hocket("run", *words, script("print(1)"), cwd=tmp_path, env=env)
+    out, err = process.communicate(timeout=deadline(100))
+    assert sorted(out.splitlines()) == ["[a 0] 1", "[b 1] 1"], err
+    assert err.count("hocket: this run is kept in runs/script-") == (0 if flags else 1), err
+    assert (tmp_path / "mine" / "run.json").exists() is bool(flags)
+
+
 @pytest.mark.long
 def test_hosts_may_have_addresses_of_ipv6_alone(hocket: Any, script: Any, tmp_path: Path) -> None:
     """Two names of this host, reached at ::1 by what stands in for ssh."""
     if not socket.has_dualstack_ipv6():
         pytest.skip("this host has no IPv6")
-    ssh = tmp_path / "ssh"
-    ssh.write_text(
-        '#!/bin/sh\nwhile [ "$1" != -- ]; do host="$1"; shift; done\nshift\n'
-        'export SSH_CONNECTION="::1 1 ::1 22" HOCKET_HOST="$host"\nexec sh -c "$*"\n'
-    )
-    ssh.chmod(0o700)
+    ssh = stand_in_for_ssh(tmp_path, "::1")
     path = script(
         "import os, torch\nfrom torch import distributed as dist\ndist.init_process_group('hocket')\n"
         "total = torch.ones(1)\ndist.all_reduce(total)\nprint(os.environ['MASTER_ADDR'], total.item())\n"

@@ -128,17 +128,29 @@ def check_(
         raise typer.Exit(1)
 
 
-@fabric.command("exec", context_settings={"ignore_unknown_options": True})
+# What follows HOST is not read by us: a -h there is the program's own.
+@fabric.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def exec_(
     host: Annotated[str, typer.Argument(help="Where: a host, or beside a switch.")],
     command: Annotated[list[str], typer.Argument(help="The program and its arguments.")],
-    name: Annotated[str | None, typer.Option("--name", help="The fabric's; not needed if only one is up.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="The fabric's, before the program; not needed if only one is up."),
+    ] = None,
 ) -> None:
     """Run a command inside a host."""
     import os
 
     from hocket.fabric import FabricError
 
+    if command[0] == "--name" and len(command) > 1:
+        name, command = command[1], command[2:]
+    elif command[0].startswith("--name="):
+        name, command = command[0].partition("=")[2], command[1:]
+    if command[:1] == ["--"]:
+        command = command[1:]
+    if not command:
+        bad_input("fabric exec", f"{host}: say which program to run there")
     made = _the_one("exec", name)
     with one_error("fabric exec", FabricError):
         words = made.command_in(host, command)

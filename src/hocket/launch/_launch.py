@@ -333,7 +333,7 @@ class _RunningJob(JobListener):
             self.say(f"failed, exit status {result.exit_code}", style="bold red")
         elif result.outcome != "finished":
             self.say(f"{result.outcome} after {result.wall_s:.1f} s, exit status {result.exit_code}", style="bold red")
-        if self._directory is not None and not self._arguments.run_dir_given:
+        if self._directory is not None and not self._arguments.run_dir_given and not self._directory.joined:
             self.say(f"this run is kept in {os.path.relpath(self._directory.path)}")
 
     def _describe(self, failures: Sequence[RankFailure]) -> None:

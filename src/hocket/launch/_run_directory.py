@@ -127,6 +127,11 @@ class LaunchDirectory:
         self._log = self.open(f"hocket{self._suffix}.log")
 
     @property
+    def joined(self) -> bool:
+        """Whether it is also the first launcher's, who says where it is: the hosts share a disk."""
+        return bool(self._suffix) and os.path.exists(os.path.join(self.path, "run.json"))
+
+    @property
     def record(self) -> str:
         """Where the ranks' records are."""
         return os.path.join(self.path, "record")

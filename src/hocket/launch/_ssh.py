@@ -307,6 +307,8 @@ def _keep(
             say(f"logs and records of {host.name} stay there, in {directory.path}: {error}")
     for sentence in worth_saying(directory.record):
         say(sentence)
+    if not arguments.run_dir_given:
+        say(f"this run is kept in {os.path.relpath(directory.path)}")
 
 
 def _beat(hosts: list[_Host], ended: threading.Event) -> None:
