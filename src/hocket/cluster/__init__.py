@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CATALOGUE", "FORMAT_RATES", "KINDS", "ROUTINGS", "SERVERS", "TOPOLOGIES", "AggregationTree", "Cluster",
-    "ClusterError", "MeasuredRank", "PingFit", "Reduction", "Routes", "aggregation_tree", "build", "describe", "draw_svg",
-    "fit_ping", "from_measurements", "from_spec", "from_toml", "load", "preset", "preset_text", "to_toml",
+    "ClusterError", "MeasuredRank", "PingFit", "Reduction", "Routes", "aggregation_tree", "build", "describe",
+    "draw_svg", "fit_ping", "from_measurements", "from_spec", "from_toml", "load", "preset", "preset_text", "to_toml",
 ]  # fmt: skip
 
 __getattr__ = lazy(
