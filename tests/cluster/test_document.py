@@ -56,7 +56,7 @@ def test_devices_say_how_fast_products_are_in_each_format() -> None:
         names = ("tf32_flops", "float32_flops", "float16_flops")
         assert tuple(float(getattr(one, name)[one.ranks[0]]) for name in names) == rate, kind
         assert cluster.from_toml(cluster.to_toml(one)) == one
-    assert {"tf32_flops", "float32_flops", "float16_flops", "float8_flops"} == set(cluster.FORMATS)
+    assert {"tf32_flops", "float32_flops", "float16_flops", "float8_flops"} == set(cluster.FORMAT_RATES)
 
 
 def test_other_parameters_make_another_cluster() -> None:

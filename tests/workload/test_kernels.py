@@ -53,6 +53,42 @@ def test_products_are_in_the_format_that_torch_s_settings_say() -> None:
         assert found.number_formats == {str(dtype).removeprefix("torch."): 1.0}
 
 
+def test_products_under_autocast_are_in_its_format() -> None:
+    model = nn.Linear(WIDTH, WIDTH).to("meta")
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            made = model(x)
+        return made.float().sum()  # type: ignore[no-any-return]
+
+    found = capture(model, torch.empty(ROWS, WIDTH, device="meta"), degrees=(), loss=loss)
+    assert formats(found) == {"bfloat16"}
+    assert found.precision == "float32"
+
+
+def test_products_of_numbers_that_have_no_rate_are_in_none() -> None:
+    class Complex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(WIDTH, WIDTH, dtype=torch.complex64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x.to(torch.complex64) @ self.weight).abs()
+
+    found = capture(Complex().to("meta"), torch.empty(ROWS, WIDTH, device="meta"), degrees=())
+    assert formats(found) == {""}
+
+
+def test_older_settings_of_torch_count_too() -> None:
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    try:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = False, True
+        assert formats(captured(nn.Linear(WIDTH, WIDTH), ROWS, WIDTH)) == {"tf32"}
+        assert formats(captured(nn.Conv2d(8, 8, 3), 4, 8, 9, 9)) == {"float32"}
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
 def test_a_linear_layer_makes_three_products_and_a_sum_for_its_bias() -> None:
     found = captured(nn.Linear(WIDTH, WIDTH), ROWS, WIDTH)
     wide, weights = 4 * ROWS * WIDTH, 4 * WIDTH * WIDTH

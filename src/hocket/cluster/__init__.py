@@ -10,7 +10,7 @@ from hocket._lazy import lazy
 
 if TYPE_CHECKING:
     from ._catalogue import CATALOGUE, load, preset, preset_text
-    from ._cluster import FORMATS, KINDS, ROUTINGS, Cluster, Reduction
+    from ._cluster import FORMAT_RATES, KINDS, ROUTINGS, Cluster, Reduction
     from ._document import build, from_spec, from_toml, to_toml
     from ._draw import describe, draw_svg
     from ._errors import ClusterError
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from ._tree import AggregationTree, aggregation_tree
 
 __all__ = [
-    "CATALOGUE", "FORMATS", "KINDS", "ROUTINGS", "SERVERS", "TOPOLOGIES", "AggregationTree", "Cluster", "ClusterError",
-    "MeasuredRank", "PingFit", "Reduction", "Routes", "aggregation_tree", "build", "describe", "draw_svg", "fit_ping",
-    "from_measurements", "from_spec", "from_toml", "load", "preset", "preset_text", "to_toml",
+    "CATALOGUE", "FORMAT_RATES", "KINDS", "ROUTINGS", "SERVERS", "TOPOLOGIES", "AggregationTree", "Cluster",
+    "ClusterError", "MeasuredRank", "PingFit", "Reduction", "Routes", "aggregation_tree", "build", "describe",
+    "draw_svg", "fit_ping", "from_measurements", "from_spec", "from_toml", "load", "preset", "preset_text", "to_toml",
 ]  # fmt: skip
 
 __getattr__ = lazy(
     __name__,
     {
         "_catalogue": "CATALOGUE load preset preset_text",
-        "_cluster": "FORMATS KINDS ROUTINGS Cluster Reduction",
+        "_cluster": "FORMAT_RATES KINDS ROUTINGS Cluster Reduction",
         "_document": "build from_spec from_toml to_toml",
         "_draw": "describe draw_svg",
         "_errors": "ClusterError",

@@ -19,7 +19,7 @@ KINDS = ("device", "host", "cpu", "memory", "pcie", "nvswitch", "nic", "switch")
 
 ROUTINGS = ("shortest", "ecmp")
 
-FORMATS = ("float8_flops", "float16_flops", "tf32_flops", "float32_flops")
+FORMAT_RATES = ("float8_flops", "float16_flops", "tf32_flops", "float32_flops")
 """Rates of products in formats that have one of their own, beside `flops`; fields of clusters and of documents."""
 
 # Endpoints do not carry what is for others; `forwards` says otherwise where they do (hosts of a torus).
@@ -109,7 +109,7 @@ class Cluster:
     recipe: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("flops", *FORMATS, "memory_Bps", "memory_nbytes"):
+        for name in ("flops", *FORMAT_RATES, "memory_Bps", "memory_nbytes"):
             given = getattr(self, name)
             if not len(given):
                 object.__setattr__(self, name, np.zeros(len(self.node_names), dtype=given.dtype))

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from hocket.units import format_bytes, format_flops, format_rate, format_time
 
-from ._cluster import _ENDPOINTS, FORMATS, Cluster
+from ._cluster import _ENDPOINTS, FORMAT_RATES, Cluster
 from ._errors import ClusterError
 from ._fields import Bytes, Rate, RatesTable, ReductionField, ReductionTable, Seconds, TomlTable, check
 from ._graph_builder import GraphBuilder
@@ -218,7 +218,7 @@ def to_toml(cluster: Cluster, *, explicit: bool = False) -> str:
             node["forwards"] = bool(cluster.forwards[index])
         if index in cluster.reductions:
             node["reduction"] = ReductionTable.of(cluster.reductions[index]).model_dump()
-        for rate in ("flops", *FORMATS):
+        for rate in ("flops", *FORMAT_RATES):
             if value := float(getattr(cluster, rate)[index]):
                 node[rate] = format_flops(value)
         if cluster.memory_Bps[index]:

@@ -16,7 +16,7 @@ from hocket.units import (
     parse_time,
 )
 
-from ._cluster import FORMATS, Reduction
+from ._cluster import FORMAT_RATES, Reduction
 from ._errors import ClusterError
 
 Rate = Annotated[float, BeforeValidator(parse_rate), PlainSerializer(format_rate), Field(gt=0)]
@@ -42,7 +42,7 @@ class RatesTable(TomlTable):
 
     def rates(self) -> dict[str, float]:
         """By the names that `GraphBuilder.node` takes."""
-        return {name: getattr(self, name) or 0.0 for name in ("flops", *FORMATS)}
+        return {name: getattr(self, name) or 0.0 for name in ("flops", *FORMAT_RATES)}
 
 
 class ReductionTable(TomlTable):

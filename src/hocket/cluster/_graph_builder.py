@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ._cluster import _ENDPOINTS, FORMATS, KINDS, Cluster, Reduction
+from ._cluster import _ENDPOINTS, FORMAT_RATES, KINDS, Cluster, Reduction
 from ._errors import ClusterError
 
 
@@ -19,7 +19,7 @@ class GraphBuilder:
         self.host_names: list[str] = []
         self.ranks: list[int] = []
         self.forwards: list[bool] = []
-        self.rates: dict[str, list[float]] = {name: [] for name in ("flops", *FORMATS)}
+        self.rates: dict[str, list[float]] = {name: [] for name in ("flops", *FORMAT_RATES)}
         self.memory: list[float] = []
         self.sizes: list[int] = []
         self.links: list[tuple[int, int, float, float, int]] = []

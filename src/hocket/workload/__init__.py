@@ -6,7 +6,7 @@ What needs torch (`capture`, `divided_share`, `summed`, `trial`, `watching`) loa
 from typing import TYPE_CHECKING, Any
 
 from ._finer import WorkloadStep, refined
-from ._share import PARTS, DividedShare, Exchange, Operation, Share, WorkloadError
+from ._share import FORMATS, PARTS, DividedShare, Exchange, Operation, Share, WorkloadError
 from ._text import parse
 from ._transformer import LLAMAS, MIXTRALS, SHAPES, llama, named_transformer, transformer
 from ._workload import Layer, Workload
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from ._trial import summed, trial
 
 __all__ = [
-    "LLAMAS", "MIXTRALS", "PARTS", "SHAPES", "DividedShare", "Exchange", "Layer", "Operation", "Share", "Workload",
-    "WorkloadError", "WorkloadStep", "capture", "divided_share", "llama", "named_transformer", "parse", "refined",
-    "summed", "transformer", "trial", "watching",
+    "FORMATS", "LLAMAS", "MIXTRALS", "PARTS", "SHAPES", "DividedShare", "Exchange", "Layer", "Operation", "Share",
+    "Workload", "WorkloadError", "WorkloadStep", "capture", "divided_share", "llama", "named_transformer", "parse",
+    "refined", "summed", "transformer", "trial", "watching",
 ]  # fmt: skip
 
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from ._share import FORMATS
+
 _aten = torch.ops.aten
 FUSED = _aten._scaled_dot_product_flash_attention_for_cpu
 """The operator that stands for fused attention on the meta device."""
@@ -53,7 +55,13 @@ class Float32Formats:
 
     @classmethod
     def now(cls) -> "Float32Formats":
-        """Read the settings: by default convolutions run in TF32, matrix products do not."""
+        """Read the settings: by default convolutions run in TF32, matrix products do not.
+
+        Under autocast both are cast, which does not happen on the meta device.
+        """
+        for kind in ("cuda", "cpu"):
+            if torch.is_autocast_enabled(kind):
+                return cls(*2 * [_format_of(torch.get_autocast_dtype(kind))])
         found = []
         for place, old in ((torch.backends.cuda.matmul, None), (torch.backends.cudnn, "conv")):
             newer = getattr(place, old, None) if old else place
@@ -222,7 +230,9 @@ def _product(
     packet: Any, args: Any, given: Sequence[tuple[Tensor, int]], flops: float, formats: Float32Formats,
     moved: float, fixed: float,
 ) -> Kernel:  # fmt: skip
-    number_format = str(given[0][0].dtype).removeprefix("torch.")
+    number_format = _format_of(given[0][0].dtype)
+    if number_format == "float32" and formats.products not in ("float32", "tf32"):
+        number_format = formats.products  # autocast's
     if packet is FUSED or packet is _FUSED_BACKWARD:
         query, key = args[1:3] if packet is _FUSED_BACKWARD else args[:2]
         causal = args[7 if packet is _FUSED_BACKWARD else 4] if len(args) > 4 else False
@@ -238,6 +248,12 @@ def _product(
     # Those of which each byte is used about as often: one that arithmetic limits hides no other's traffic.
     often = 2 ** math.floor(math.log2(max(1.0, flops / moved))) if moved else 1
     return Kernel(f"products{often}", "", number_format, flops, 0.0, moved, fixed)
+
+
+def _format_of(dtype: torch.dtype) -> str:
+    """Return the name of `hocket.workload.FORMATS`; "" of integers and complex numbers."""
+    name = str(dtype).removeprefix("torch.")
+    return "float8" if name.startswith("float8") else name if name in FORMATS else ""
 
 
 def _turned(packet: Any, args: Any, made: Sequence[tuple[Tensor, int]]) -> int:

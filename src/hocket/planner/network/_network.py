@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hocket.algorithms import Algorithm, ClosedForm, algorithms, planned
-from hocket.cluster import FORMATS, Cluster
+from hocket.cluster import FORMAT_RATES, Cluster
 from hocket.schedule import Collective
 
 from ._balance import Link
@@ -180,7 +180,7 @@ class Network:
             reached=cluster.reached,
             sharers=local if _computes_in_host_memory(cluster, first) else 0,
             routed=cluster,
-            **{name: float(getattr(cluster, name)[first]) for name in FORMATS},
+            **{name: float(getattr(cluster, name)[first]) for name in FORMAT_RATES},
         )
 
     def peak(self, number_format: str) -> tuple[float, str]:
