@@ -24,7 +24,6 @@ import copy
 import dataclasses
 import gc
 import json
-import math
 import os
 import signal
 import statistics
@@ -34,7 +33,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -513,7 +512,7 @@ def part_a(place: Place) -> None:
                     "mfu": one.mfu,
                     "flops": one.flops * case.batch,
                     "device_flops": one.device_flops,
-                    "memory": {name: nbytes for name, nbytes in one.memory.rows()},
+                    "memory": dict(one.memory.rows()),
                     "parts": dict(one.parts.rows()),
                     "parameters": workload.parameters,
                     "calls": sum(op.calls for layer in workload.layers for op in layer.operations),
@@ -897,7 +896,7 @@ def collective(kind: str, numel: int, dtype: torch.dtype, device: torch.device) 
     whole = (torch.arange(numel, device=device) % 7 + rank).to(dtype)
     if kind == "all_reduce":
         kept = whole.clone()
-        want = sum((torch.arange(numel, device=device) % 7 + r for r in range(world))).to(dtype)
+        want = sum(torch.arange(numel, device=device) % 7 + r for r in range(world)).to(dtype)
 
         def first() -> bool:
             kept.copy_(whole)
@@ -1201,10 +1200,8 @@ def main() -> int:
             ended = -1
             print(f"=== {part} did not end in {given.seconds:.0f} s, and is killed", flush=True)
         finally:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # its ranks too, and what it left behind
-            except ProcessLookupError:
-                pass
             process.wait()
         took = time.perf_counter() - begin
         rows = json.loads(file.read_text()) if file.exists() else []

@@ -92,6 +92,16 @@ def test_no_row_and_no_paragraph_stands_twice() -> None:
             assert twice == set(), page.name
 
 
+def test_changes_that_are_written_down_apply_and_touch_only_what_they_change() -> None:
+    changes = sorted((DOCS / "changes").glob("*.diff"))
+    assert len(changes) == 3
+    for change in changes:
+        checked = subprocess.run(["git", "apply", "--check", change], cwd=CHECKOUT, capture_output=True, text=True)
+        assert checked.returncode == 0, checked.stderr
+        files = re.split(r"^diff --git ", change.read_text(), flags=re.MULTILINE)[1:]
+        assert all("\n@@ " in file for file in files), "an empty file of another change is in it"
+
+
 def test_the_tutorial_is_the_example() -> None:
     example = (CHECKOUT / "examples" / "trainer.py").read_text()
     for block in re.findall(r"^```python\n(.*?)^```", (DOCS / "tutorial.md").read_text(), re.DOTALL | re.MULTILINE)[:2]:

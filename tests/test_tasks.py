@@ -33,6 +33,21 @@ SLURM = {
     "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
     "SLURM_STEP_NODELIST": "node[08-10]",
 }
+# A task of `srun --het-group=0,1` in the job of `sbatch -n2 -w n2 : -n1 -w n1`, as Slurm 22.05 describes it.
+HETEROGENEOUS = {
+    "SLURM_JOB_ID": "4",
+    "SLURM_STEP_ID": "0",
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "n2",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "n1",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_STEP_TASKS_PER_NODE": "1,2",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "0",
+    "SLURMD_NODENAME": "n2",
+}
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
     "OMPI_COMM_WORLD_SIZE": "2",
@@ -76,13 +91,50 @@ def test_each_launcher_s_variables_say_which_task_this_is() -> None:
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": ""}, "OMPI_COMM_WORLD_SIZE is missing"),
         ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "x"}, "PMIX_RANK=1"),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "PMI_RANK=1"),
-        ({**SLURM, "SLURM_PROCID": "5"}, "SLURM_PROCID=5 and SLURM_NODEID=2 do not fit SLURM_STEP_NUM_TASKS=5"),
+        (
+            {**SLURM, "SLURM_PROCID": "5"},
+            "SLURM_PROCID=5, SLURM_LOCALID=0 and SLURM_NODEID=2 do not fit SLURM_STEP_NUM_TASKS=5",
+        ),
+        ({**SLURM, "SLURM_LOCALID": "1"}, "SLURM_LOCALID=1 and SLURM_NODEID=2 do not fit"),
+        ({**HETEROGENEOUS, "SLURMD_NODENAME": "n1"}, r"SLURM_NODEID=0 \(n1\) do not fit"),
+        ({**HETEROGENEOUS, "SLURM_STEP_NUM_TASKS": "2"}, "do not fit SLURM_STEP_NUM_TASKS=2 .*PER_NODE=2,1"),
+        ({**HETEROGENEOUS, "SLURM_JOB_NODELIST_HET_GROUP_0": "n7"}, "several components of a heterogeneous job"),
         ({**SLURM, "SLURM_NODEID": "3"}, "several components of a heterogeneous job"),
     ],
 )
 def test_tasks_that_are_half_described_are_refused(variables: dict[str, str], missing: str) -> None:
     with pytest.raises(TasksError, match=missing):
         described(variables)
+
+
+def test_components_of_a_heterogeneous_job_are_one_job_whatever_their_nodes_are_called() -> None:
+    """Slurm numbers nodes by components, and lists them by name: rank 0 is on n2, where two tasks are."""
+    assert described(HETEROGENEOUS) == LaunchedTask("srun", 1, 3, 1, 2, "slurm-4.0", "n2")
+    other = {"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "SLURMD_NODENAME": "n1"}
+    assert described({**HETEROGENEOUS, **other}) == LaunchedTask("srun", 2, 3, 0, 1, "slurm-4.0", "n2")
+    # Without an allocation, `srun -n2 -w n2 ... : -n1 -w n1 ...` uses the older names.
+    older = {key.replace("HET_GROUP", "PACK_GROUP"): value for key, value in HETEROGENEOUS.items()}
+    assert described(older) == described(HETEROGENEOUS)
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_a_step_on_one_component_of_several_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tasks: int
+) -> None:
+    """As srun starts them that is not told of components: what it starts looks like a whole job."""
+    step = {"SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_STEP_NODELIST": "n2", "SLURM_STEP_TASKS_PER_NODE": str(tasks)}
+    for name, value in {**HETEROGENEOUS, **step, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", "29999")
+    for name in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert launched() is (tasks > 1)
+    if tasks > 1:
+        _tasks.meeting_place(described())  # type: ignore[arg-type]
+    said = capsys.readouterr().err
+    assert said.count("this Slurm job has 2 components, and this step has no tasks on 1 (counted from 0)") == 1
+    assert "srun --het-group=0-1" in said
 
 
 @pytest.mark.usefixtures("bare")

@@ -75,20 +75,7 @@ def described(environment: Mapping[str, str] | None = None) -> LaunchedTask | No
         host = _LOCAL if local_size == size else None
         return LaunchedTask("mpirun", rank, size, local_rank, local_size, _ancestor("PMI_RANK"), host)
     if "SLURM_STEP_ID" in env and int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID")
-        rank, size, local_rank, node = _numbers(env, *names)
-        counts = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", str(size)))
-        if rank >= size or node >= len(counts):
-            raise TasksError(
-                f"SLURM_PROCID={rank} and SLURM_NODEID={node} do not fit SLURM_STEP_NUM_TASKS={size} and "
-                f"SLURM_STEP_TASKS_PER_NODE={','.join(map(str, counts))}, as in a step of several components of a "
-                "heterogeneous job; start one component (srun --het-group=0), or set RANK, WORLD_SIZE, LOCAL_RANK, "
-                "MASTER_ADDR and MASTER_PORT in each task"
-            )
-        local_size = counts[node]
-        first = next(expand_hosts(env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"]))
-        job = f"slurm-{env.get('SLURM_JOB_ID')}.{env['SLURM_STEP_ID']}"
-        return LaunchedTask("srun", rank, size, local_rank, local_size, job, _LOCAL if local_size == size else first)
+        return _of_srun(env)
     if "SKYPILOT_NODE_RANK" in env:  # one task a node
         rank, size = _numbers(env, "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES")
         first, *_ = env.get("SKYPILOT_NODE_IPS", _LOCAL).split()
@@ -100,6 +87,41 @@ def described(environment: Mapping[str, str] | None = None) -> LaunchedTask | No
             "LOCAL_RANK, MASTER_ADDR and MASTER_PORT in each, or start the script with `hocket run`"
         )
     return None
+
+
+def _of_srun(env: Mapping[str, str]) -> LaunchedTask:
+    names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID")
+    rank, size, local_rank, node = _numbers(env, *names)
+    counts = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", str(size)))
+    hosts = list(expand_hosts(env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"]))
+    several = len(components := _components(env)) > 1
+    if several and len(counts) == len(hosts):
+        # Slurm counts nodes by components, and lists all of them, and their tasks, by their names (seen in 22.05).
+        by_name = dict(zip(hosts, counts, strict=True))
+        hosts = [host for component in components for host in component if host in by_name]
+        counts = [by_name[host] for host in hosts]
+    own = env.get("SLURMD_NODENAME")
+    fits = rank < size and node < len(counts) and local_rank < counts[node]
+    if not fits or several and (size != sum(counts) or own not in (None, hosts[node])):
+        raise TasksError(
+            f"SLURM_PROCID={rank}, SLURM_LOCALID={local_rank} and SLURM_NODEID={node}{f' ({own})' if own else ''} "
+            f"do not fit SLURM_STEP_NUM_TASKS={size} and SLURM_STEP_TASKS_PER_NODE={','.join(map(str, counts))}, as in "
+            "a step of several components of a heterogeneous job; start one component (srun --het-group=0), or set "
+            "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in each task"
+        )
+    job, local_size = f"slurm-{env.get('SLURM_JOB_ID')}.{env['SLURM_STEP_ID']}", counts[node]
+    return LaunchedTask("srun", rank, size, local_rank, local_size, job, _LOCAL if local_size == size else hosts[0])
+
+
+def _components(env: Mapping[str, str]) -> list[list[str]]:
+    """Return the hosts of each component of a heterogeneous Slurm job; nothing for other jobs."""
+    count = env.get("SLURM_HET_SIZE", "0")
+    lists = [
+        env.get(f"SLURM_JOB_NODELIST_HET_GROUP_{index}")
+        or env.get(f"SLURM_JOB_NODELIST_PACK_GROUP_{index}", "")  # where srun itself has made the job
+        for index in range(int(count) if count.isdigit() else 0)
+    ]
+    return [list(expand_hosts(hosts)) for hosts in lists]
 
 
 def launched() -> bool:
@@ -121,6 +143,8 @@ def launched() -> bool:
             f"{have}={env[have]} is set and {missing} is not, so that each process would train alone; set both "
             "(and MASTER_ADDR, MASTER_PORT), or start the script with `hocket run`, torchrun, srun or mpirun"
         )
+    if "SLURM_STEP_ID" in env and "RANK" not in env:
+        _say_idle_components(env)
     _say_idle_tasks(env)
     return False
 
@@ -133,6 +157,20 @@ def _say_idle_tasks(env: Mapping[str, str]) -> None:
         print(
             f"hocket: this Slurm job has {tasks} tasks, and this process trains alone. To train on all of them, write: "
             f"srun python {script}    or: hocket run {script}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _say_idle_components(env: Mapping[str, str]) -> None:
+    """Say that a heterogeneous Slurm job has components on which this step has no tasks: srun takes the first alone."""
+    components = _components(env)
+    used = set(expand_hosts(env.get("SLURM_STEP_NODELIST", "")))
+    if idle := [index for index, hosts in enumerate(components) if not used & set(hosts)]:
+        print(
+            f"hocket: this Slurm job has {len(components)} components, and this step has no tasks on "
+            f"{', '.join(map(str, idle))} (counted from 0). To train on all of them, give srun "
+            f"--het-group=0-{len(components) - 1}",
             file=sys.stderr,
             flush=True,
         )
@@ -166,6 +204,8 @@ def meeting_place(tasks: LaunchedTask) -> tuple[str, str]:
     Raises:
         TasksError: They cannot find each other.
     """
+    if tasks.launcher == "srun" and tasks.rank == 0:
+        _say_idle_components(os.environ)
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if tasks.size == 1:
         address, port = address or _LOCAL, port or str(_free_port())

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from hocket.cli import main
 from hocket.cli._bench import rank, tables
-from hocket.cli.bench import BenchError, _finish, bench, parse_peers, parse_sizes
+from hocket.cli.bench import BenchError, _finish, bench, check_memory, parse_peers, parse_sizes
 
 # allreduce and all-reduce are accepted too.
 COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"]
@@ -28,6 +28,13 @@ def test_a_bad_size_is_named(text):
         parse_sizes(text)
 
 
+def test_sizes_are_refused_from_where_ranks_fill_the_memory(monkeypatch):
+    monkeypatch.setattr("hocket.launch.memory", lambda: (2**40, 2**30))
+    check_memory([2**10, 2**28], 4)
+    with pytest.raises(BenchError, match="256 MiB is too much: the ranks fill 5 vectors.* 1 GiB .*; take 204 MiB or"):
+        check_memory([2**10, 2**28], 5)
+
+
 def test_an_unknown_peer_is_named():
     assert parse_peers("gloo") == ["gloo"]
     assert parse_peers("") == []
@@ -39,9 +46,13 @@ def test_an_unknown_peer_is_named():
     ("arguments", "text"),
     [
         (["allreduce", "--sizes", "1QiB"], "is no size"),
+        (["allreduce", "--sizes", "1KiB,1e9GiB"], "976,562 TiB is too much: the ranks fill 6 vectors"),
+        (["allreduce", "--sizes", "1e9GiB", "--registered", "-n", "3"], "fill 12 vectors of that size at once"),
+        (["reduce-scatter", "--sizes", "1e9GiB", "--against", ""], "fill 2 vectors of that size at once"),
+        (["broadcast", "--sizes", "1e9GiB"], "fill 4 vectors of that size at once"),
         (["allreduce", "--against", "ucx"], "'ucx' is unknown"),
         (["step", "--models", "gpt"], "'gpt' is unknown"),
-        (["allreduce", "-n", "0"], "greater than or equal to 1"),
+        (["allreduce", "-n", "0"], "Invalid value for '-n'"),
     ],
 )
 def test_bad_input_is_one_error_and_exit_code_2(arguments, text):

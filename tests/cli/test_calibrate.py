@@ -94,3 +94,24 @@ def test_a_function_that_builds_no_model_is_one_error_of_a_rank(tmp_path: Path) 
     assert ended.returncode == 2
     assert "build() must return (model, sample)" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+REFUSED_IN = """
+import os
+import torch
+
+def build():
+    if os.environ["RANK"] in "{ranks}":
+        raise ValueError("no data")
+    return torch.nn.Linear(4, 4), torch.randn(8, 4)
+"""
+
+
+@pytest.mark.parametrize("ranks", ["01", "0", "1"])
+def test_a_rank_that_is_refused_says_so_at_once_and_once(tmp_path: Path, ranks: str) -> None:
+    (tmp_path / "train.py").write_text(REFUSED_IN.format(ranks=ranks))
+    command = [sys.executable, "-m", "hocket", "calibrate", "train.py:build", "-n", "2", "--optimizer", "SGD"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=deadline(25))
+    assert ended.returncode == 2
+    assert ended.stderr.count("ValueError: no data") == 1, ended.stderr
+    assert "Traceback" not in ended.stderr

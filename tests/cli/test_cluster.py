@@ -64,6 +64,8 @@ def test_a_cluster_s_toml_is_read_back(capsys: pytest.CaptureFixture[str], tmp_p
     [
         (("cluster", "show", "lasen"), "did you mean lassen?"),
         (("cluster", "show", "star:hosts=two"), "hosts: "),
+        (("cluster", "probe", "--sizes", "8B,1e9GiB"), "--sizes: 976,562 TiB is too much"),
+        (("cluster", "probe", "--sizes", "8B,8"), "--sizes 8B,8: latency and bandwidth make a line"),
         (("simulate", "step", "--cluster", "closet", "-n", "9"), "9"),
         (("simulate", "step", "--cluster", "closet", "--gradients", "much"), "'much' is no number of bytes"),
         (("simulate", "collective", "--cluster", "closet", "--collective", "all"), "collective 'all' is unknown"),
@@ -131,14 +133,19 @@ def test_simulate_pipeline_has_the_published_idle_share(capsys: pytest.CaptureFi
     assert json.loads(out)["idle_share"] == pytest.approx(3 / 7, rel=1e-6)
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.flaky(reruns=2)  # it measures, on a machine that may be busy
+@pytest.mark.timeout(300)
 def test_probe_measures_this_machine_and_describes_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, forked_world: None
 ) -> None:
     path = tmp_path / "here.toml"
     options = ("--sizes", "8B,64KiB,1MiB", "--rounds", "7", "--timeout", str(deadline(100)), "--out", str(path))
-    code, out, err = run(capsys, "cluster", "probe", "-n", "2", *options)
+    for _ in range(10):
+        code, out, err = run(capsys, "cluster", "probe", "-n", "2", *options)
+        if code == 0:
+            break
+        # Beside others' work a small message may wait as long as a large one takes, and then there is no line.
+        assert "took no longer than" in err
+        assert "measure again" in err
     assert code == 0, err
     assert "rank 1 on" in out
     assert "ranks 0 and 1: " in out

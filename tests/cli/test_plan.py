@@ -44,6 +44,14 @@ def test_a_plan_is_chosen_explained_and_written(capsys: Captured, tmp_path: Path
     assert plan.describe() in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("verb", ["plan", "predict"])
+def test_constants_are_read_before_a_model_is_measured(capsys: Captured, tmp_path: Path, verb: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise SystemExit('measured')")
+    assert run(verb, f"{script}:build", "-n", "2", "--cluster", "closet", "--constant", "jitter=nan") == 2
+    assert "jitter: nan is no number" in capsys.readouterr().err
+
+
 def test_what_is_not_known_and_what_was_given_are_among_the_assumptions(capsys: Captured) -> None:
     """A curve on servers of unknown memory says so: "scales up to" 8 workers is no promise that it fits."""
     words = ["predict", "gpt-22b", "-n", "8", "--cluster", "star:hosts=8,bandwidth=10GB/s,server.flops=100TFLOP/s"]
@@ -463,6 +471,13 @@ def test_two_traces_a_plan_and_a_trace_and_two_plans_compare(capsys: Captured, t
     assert run("compare", str(plan), str(plan)) == 0
     assert run("compare", str(tmp_path), str(one)) == 2
     assert "holds no trace.json or timeline.json" in capsys.readouterr().err
+    empty = tmp_path / "trace.json"
+    instant = {"ph": "X", "name": "forward", "pid": 0, "tid": 0, "ts": 1, "dur": 0}
+    for events in ([], [instant]):
+        empty.write_text(json.dumps({"traceEvents": events}))
+        for words in ((empty, empty), (one, tmp_path), (empty, one), (plan, empty)):
+            assert run("compare", *map(str, words)) == 2
+            assert f"{str(empty)!r} holds nothing that takes time" in capsys.readouterr().err
 
 
 def test_float8_is_planned_and_predicted_and_said_to_be_no_more(capsys: Captured, tmp_path: Path) -> None:

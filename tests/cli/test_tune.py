@@ -66,9 +66,11 @@ def test_the_table_for_people_says_how_much_faster_than_the_engine():
     ("words", "text"),
     [
         (("--collectives", "all_reduse"), "'all_reduse' is none of all_reduce"),
+        (("--collectives", ","), "--collectives: ',' names none"),
         (("--sizes", "1QiB"), "'1QiB' is no size"),
+        (("--sizes", "1e9GiB"), "976,562 TiB is too much: the ranks fill 8 vectors"),
         (("--transport", "udp"), "'udp' is neither gloo nor shm"),
-        (("-n", "1"), "greater than or equal to 2"),
+        (("-n", "1"), "Invalid value for '-n'"),
         (("-o", "no/such/file"), "'no/such/file' cannot be written"),
     ],
 )

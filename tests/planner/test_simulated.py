@@ -9,11 +9,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hocket import cluster
 from hocket.planner import Constants, Network, Plan, predict, step_graph
 from hocket.simulate import simulate_step
-from hocket.workload import transformer
+from hocket.workload import Layer, Operation, Workload, transformer
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "predictions"
 
@@ -100,3 +102,62 @@ def test_paths_that_meet_are_counted_and_measured_clusters_are_not_counted_twice
     assert seconds[1] > 3.5 * seconds[0]  # four groups, a member of each at every leaf, and one way up
     measured = cluster.load(f"{spec},reached.network_share=0.9")
     assert Network.of(measured).contention is None
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> tuple[Plan, Workload, str]:
+    """A pipeline whose stages are copied, an unlike chain of layers for it, and hosts with slow links."""
+    p, d, rounds = draw(st.sampled_from([2, 4])), draw(st.sampled_from([2, 3])), draw(st.integers(1, 3))
+    order, v = draw(
+        st.sampled_from([("gpipe", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2), ("interleaved", 3)])
+    )
+    numbers = st.floats(0.2, 2.0)
+    # In units of a link's second: gradients and messages that take about as long as computation.
+    sizes, output = draw(st.floats(0.1, 2.0)) * 1e6, draw(st.floats(0.01, 0.5)) * 1e6 / v
+    layers = []
+    for index in range(p * v + draw(st.integers(0, 3))):
+        seconds, parameters = 0.05 * draw(numbers), round(sizes * draw(numbers))
+        work = (Operation("forward", seconds * 1e12, saved_bytes=1e6),)
+        layers.append(
+            Layer(
+                f"layer{index}", "layer", parameters, 4 * parameters, 4 * parameters, 8 * parameters, output, work,
+                seconds, 2 * seconds, 0.0,
+            )
+        )  # fmt: skip
+    plan = Plan(
+        data_parallel_degree=d, pipeline_parallel_degree=p, stages_per_rank=v, micro_batches=p * rounds,
+        pipeline_schedule=order, shard=draw(st.sampled_from(["none", "optimizer", "gradients"])),
+        bucket_bytes=draw(st.sampled_from([None, 10**6, 10**7])),
+    )  # fmt: skip
+    where = f"star:hosts={p * d},bandwidth={draw(st.sampled_from([100, 300]))}Mbit/s,server=host,server.flops=1e12"
+    return plan, Workload("chain", 1, tuple(layers), "float32", "by hand"), where
+
+
+@settings(max_examples=60)
+@given(pipelines())
+def test_pipelines_between_slow_hosts_take_what_the_simulator_says(drawn: tuple[Plan, Workload, str]) -> None:
+    plan, workload, spec = drawn
+    where, plain = cluster.load(spec), Constants(inside_share=1.0, network_share=1.0, collective_s=0.0)
+    workers = plan.data_parallel_degree * plan.pipeline_parallel_degree
+    batch = plan.data_parallel_degree * plan.micro_batches
+    graph = step_graph(plan, workload, where, workers=workers, batch=batch, constants=plain)
+    found = predict(plan, workload, where, workers=workers, batch=batch, constants=plain)
+    assert found.step_s == pytest.approx(simulate_step(graph, where).seconds, rel=0.02)
+
+
+@pytest.mark.parametrize(("order", "stages"), [("1f1b", 1), ("interleaved", 2)])
+def test_no_gradient_of_a_pipeline_is_reduced_before_its_rank_is_done(order: str, stages: int) -> None:
+    where = cluster.load("star:hosts=4,bandwidth=1Gbit/s,server=dgx-a100,server.devices=1")
+    plan = Plan(
+        pipeline_parallel_degree=2, stages_per_rank=stages, micro_batches=4, pipeline_schedule=order,
+        bucket_bytes=10**7,
+    )  # fmt: skip
+    timing = simulate_step(step_graph(plan, transformer(512, 8, 8, sequence=256), where, workers=4, batch=16), where)
+    for rank in range(4):
+        spans = [one for one in timing.timeline.spans if one.rank == rank]
+        passes = max(
+            one.end_s for one in spans if one.stream == "compute" and "ward" in one.name or one.stream == "send"
+        )
+        reductions = [one for one in spans if one.name.startswith("gradients")]
+        assert len(reductions) > 1
+        assert min(one.start_s for one in reductions) >= passes

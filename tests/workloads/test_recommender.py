@@ -6,6 +6,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
+from hocket.cli import main
 from hocket.workloads import SettingsError, settings_from_options
 from hocket.workloads.recommender import metrics, ratings
 from hocket.workloads.recommender.data import Shuffled
@@ -40,9 +41,30 @@ def test_another_file_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "other.whl", "w") as archive:
         archive.writestr("other/__init__.py", "")
     (tmp_path / "torn.whl").write_bytes(b"PK")
-    for name in ("other.whl", "torn.whl"):
-        with pytest.raises(ValueError, match=rf"{name}: no wheel of recbole .*pip download --no-deps"):
-            ratings.movielens(tmp_path / name)
+    whole = wheel(tmp_path / "whole.whl").read_bytes()
+    (tmp_path / "flipped.whl").write_bytes(whole.replace(b"writer", b"waiter"))
+    (tmp_path / "text.whl").write_bytes(b"user_id,item_id\n" * 100)
+    for kind, text in (("user", ""), ("inter", "user_id:token\titem_id:token\n7\t3\n"), ("item", "item_id:token\n1\n")):
+        with zipfile.ZipFile(tmp_path / f"{kind}.whl", "w") as archive, zipfile.ZipFile(tmp_path / "whole.whl") as old:
+            for name in old.namelist():
+                archive.writestr(name, text if name.endswith(kind) else old.read(name))
+    for name in ("other", "torn", "flipped", "text", "user", "inter", "item"):
+        with pytest.raises(ValueError, match=rf"{name}.whl: no wheel of recbole .*pip download --no-deps"):
+            ratings.movielens(tmp_path / f"{name}.whl")
+
+
+def test_training_refuses_another_file_before_ranks_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.whl").write_text("no wheel")
+    few, out = wheel(tmp_path / "few.whl"), tmp_path / "run"
+    for path, said in (
+        (tmp_path / "notes.whl", "no wheel of recbole with MovieLens-100K (File is not a zip file)"),
+        (few, "it holds 3 ratings, and MovieLens-100K has 100,000"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["train", "recommender", "-n", "2", "--data", str(path), "--out", str(out)])
+        assert ended.value.code == 2
+        assert f"hocket train: --data {path}: {said}" in capsys.readouterr().err
+        assert not out.exists()
 
 
 def test_the_wheel_in_the_cache_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from hocket.parallel.batches import mapped, samples_in
 from hocket.parallel.compose import old_objects_set_aside
-from hocket.parallel.mesh import World, join
+from hocket.parallel.mesh import World, join, link_of
 from hocket.parallel.partition import DRY_RUNS
 from hocket.parallel.pipeline import in_steps
 from hocket.planner import Plan, fitted
@@ -73,6 +73,9 @@ def _calibrated(
     constants = dataclasses.replace(MEASURED, gather_share=share, fitted_workers=world.size)
     if world.size == 1:
         return Calibration(workload, network, constants)
+    if device.type == "cuda":  # where ranks share a GPU, messages go through the host, and collectives do not
+        messages_Bps = link_of(world, world, device).rate_Bps
+        constants = dataclasses.replace(constants, message_share=min(1.0, messages_Bps / network.rank_Bps))
     say("3 of 4: what steps, stages and shards cost besides")
     until_s = [begin + part * seconds if seconds else math.inf for part in (0.5, 0.75, 0.95)]
     found = Calibration(workload, network, with_overheads(constants, network, device, world, until_s[0]))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import importlib.util
 import inspect
 import os
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,19 +16,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
-    from hocket.cluster import Cluster
-    from hocket.planner import Constants, Plan
     from hocket.workload import Workload
 
 TARGET_HELP = (
     "gpt-175b, transformer:hidden=4096,layers=32,heads=32, a bundled workload (edsr, resnet50), train.py:build, or a "
     "workload's file."
 )
-
-
-MOST_SAMPLES = 10**12
-"""Of a batch that is planned: far more than anybody has, and no number that arithmetic fails at."""
-CONSTANT_HELP = "What is reached, as jitter=0.02, instead of what the cluster says; may be given several times."
 
 
 class TargetError(ValueError):
@@ -99,51 +90,6 @@ def _check_device(device: str) -> None:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         said = str(error).splitlines()[0]
         raise TargetError(f"--device {device}: {said}; take cpu, or meta for no times") from None
-
-
-def constants_of(cluster: Cluster, given: Sequence[str]) -> Constants:
-    """Return what a cluster says is reached, with what the user says instead. Raises TargetError: that is no pair."""
-    from hocket.planner import Constants
-
-    pairs = [word.partition("=") for word in given]
-    if wrong := next((word for word, pair in zip(given, pairs, strict=True) if not pair[1]), None):
-        raise TargetError(f"--constant {wrong!r}: write NAME=VALUE, as jitter=0.02")
-    names = [name.strip() for name, _, _ in pairs]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise TargetError(f"--constant {twice} is said twice; say it once")
-    told = {name.strip(): {"true": True, "false": False}.get(text.strip(), text.strip()) for name, _, text in pairs}
-    return Constants.of({**cluster.reached, **told})
-
-
-def with_plan(workload: Workload, file: Path | None, precision: str | None) -> tuple[Workload, Plan]:
-    """Return the workload with products as a plan says, or in its own precision where none is asked for; and the plan.
-
-    The plan is a file's, or plain data parallelism, in the precision that is asked for.
-
-    Raises:
-        TargetError: a precision is asked for that the workload is not in.
-        WorkloadError: it cannot be planned in float8.
-        PlanError: the file holds no plan, or there is no such precision.
-    """
-    from hocket.planner import Plan
-
-    plan = Plan.from_toml(file) if file is not None else Plan()
-    if precision is not None:
-        plan = dataclasses.replace(plan, precision=precision)  # type: ignore[arg-type]
-    if plan.precision == "float8":
-        return workload.in_float8(), plan
-    if precision is not None and plan.precision != workload.precision:
-        raise TargetError(f"--precision {plan.precision}: {workload.name} is in {workload.precision}: {_CAST}")
-    return workload, plan
-
-
-_CAST = "what it takes otherwise is not known; capture a model whose parameters are of that precision, or leave it out"
-
-
-def ranks_of_a_host(cluster: Cluster, workers: int) -> int:
-    """Return how many of so many ranks share a host, at most."""
-    hosts = Counter(cluster.host_of_rank(rank) for rank in range(min(workers, len(cluster.ranks))))
-    return max((count for host, count in hosts.items() if host >= 0), default=1)
 
 
 def _shape(text: str) -> Workload:

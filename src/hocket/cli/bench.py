@@ -5,6 +5,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +18,7 @@ from typer.core import TyperGroup
 from hocket.cli._bench import tables
 from hocket.cli._bench.world import BenchError, require_mpi, run_world
 from hocket.cli._output import RANKS, check_place
-from hocket.units import parse_bytes
+from hocket.units import format_bytes, parse_bytes
 
 
 class _Spellings(TyperGroup):
@@ -66,6 +67,23 @@ def parse_sizes(text: str) -> list[int]:
         if sizes[-1] == 0:
             raise BenchError(f"--sizes: {item.strip()!r} is no size; write 1KiB, 64KiB, 16MiB or plain bytes")
     return sizes
+
+
+def check_memory(sizes: Sequence[int], vectors: int) -> None:
+    """Refuse sizes of which this host has not the memory for so many vectors at once.
+
+    Raises:
+        BenchError: naming the size, and the largest that fits.
+    """
+    from hocket.launch import memory
+
+    free = memory()[1]
+    if (largest := max(sizes)) * vectors > free:
+        most = free // vectors >> 20
+        raise BenchError(
+            f"--sizes: {format_bytes(largest, 3)} is too much: the ranks fill {vectors} vectors of that size at once, "
+            f"and {format_bytes(free, 3)} of this host's memory are free; take {most} MiB or less, or fewer ranks"
+        )
 
 
 def parse_peers(text: str) -> list[str]:
@@ -128,6 +146,9 @@ def _add(collective: str) -> None:
             systems = ["hocket", *parse_peers(against)]
             spec: dict[str, Any] = {"collective": collective, "sizes": parse_sizes(sizes), "systems": systems}
             spec |= {"registered": registered, "rounds": rounds}
+            # What ranks write to, which is less than what they read: pages of zeros that were never written are none.
+            written = {"broadcast": n - 1, "reduce_scatter": 0}.get(collective, n) * (len(systems) + registered)
+            check_memory(spec["sizes"], written + n)  # and a copy to measure the floor by
             with Console(stderr=True).status(f"measuring {collective} on {n} ranks"):
                 result = run_world("hocket.cli._bench.collective", spec, n, mpi="mpi" in systems, timeout_s=timeout)
         except BenchError as error:

@@ -89,9 +89,11 @@ def _rank(target: str, optimizer: str, seconds: float | None, out: str | None) -
 
 
 def _refuse(world: "World", error: Exception) -> NoReturn:
-    """End this rank with one error of the user's, said by rank 0, and no traceback of ours below it."""
-    if world.rank:
-        time.sleep(_LATE_S)  # who ends first has the others ended: rank 0, when it has said why
+    """End this rank with one error of the user's, said by the first that has one, and no traceback of ours below it."""
+    from hocket.comm.torch_adapter import default_store
+
+    if world.size > 1 and default_store().add("hocket/calibrate/refused", 1) > 1:
+        time.sleep(_LATE_S)  # the first is saying it; when it has ended, the launcher ends the others
     print(f"hocket calibrate: {error}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -87,10 +87,19 @@ def probe(
 
     from hocket.units import parse_bytes
 
+    from ._bench.world import BenchError
+    from .bench import check_memory
+
     check_place("cluster probe", out, "--out: ")
-    with one_error("cluster probe"):
-        wanted = [parse_bytes(word) for word in sizes.split(",")]
-        result = _measured(n, wanted, rounds, timeout, "WORLD_SIZE" in os.environ)
+    in_job = "WORLD_SIZE" in os.environ
+    with one_error("cluster probe", BenchError), one_error("cluster probe"):
+        wanted = sorted({parse_bytes(word) for word in sizes.split(",")})
+        if len(wanted) < 2 and (in_job or n > 1):
+            raise ValueError(
+                f"--sizes {sizes}: latency and bandwidth make a line of times, which takes two sizes or more"
+            )
+        check_memory(wanted, 1 if in_job else min(n, 2))
+        result = _measured(n, wanted, rounds, timeout, in_job)
         if result is None:  # another rank speaks
             return
         _tell(name, result, out, as_json)
@@ -141,11 +150,10 @@ def fit(
 
 def _measured(n: int, sizes: list[int], rounds: int, timeout_s: float, in_job: bool) -> dict[str, Any] | None:
     if not in_job:
-        from ._bench.world import BenchError, run_world
+        from ._bench.world import run_world
 
-        with one_error("cluster probe", BenchError):
-            spec = {"sizes": sizes, "rounds": rounds}
-            return run_world("hocket.cli._probe.rank", spec, n, mpi=False, timeout_s=timeout_s)
+        spec = {"sizes": sizes, "rounds": rounds}
+        return run_world("hocket.cli._probe.rank", spec, n, mpi=False, timeout_s=timeout_s)
     from datetime import timedelta
 
     import torch

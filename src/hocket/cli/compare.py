@@ -66,12 +66,17 @@ def _load(path: Path) -> "Plan | Timeline":
     from hocket.planner import Plan
     from hocket.timeline import TimelineError, read_perfetto
 
+    if path.suffix == ".toml" and not path.is_dir():
+        return Plan.from_toml(path)
     if path.is_dir():
         found = next((path / name for name in _TRACES if (path / name).is_file()), None)
         if found is None:
             raise TimelineError(f"{str(path)!r} holds no {' or '.join(_TRACES)}; name a trace's file")
-        return read_perfetto(found)
-    return Plan.from_toml(path) if path.suffix == ".toml" else read_perfetto(path)
+        path = found
+    timeline = read_perfetto(path)
+    if not timeline.seconds:
+        raise TimelineError(f"{str(path)!r} holds nothing that takes time; name the trace of a step or of a run")
+    return timeline
 
 
 def _plans(one: "Plan", other: "Plan", as_json: bool) -> None:

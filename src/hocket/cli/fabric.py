@@ -31,11 +31,11 @@ def up(
     It stays up until `hocket fabric down`. The exit code is 1 if this machine cannot carry the described load.
     """
     from hocket.cluster import ClusterError, load
-    from hocket.fabric import Fabric, FabricError, check
+    from hocket.fabric import Fabric, FabricError, FabricInputError, check
 
     try:
         made = Fabric(load(cluster), name=name, seed=seed, owner=None)
-    except ClusterError as error:
+    except (ClusterError, FabricInputError) as error:
         bad_input("fabric up", error)
     except FabricError as error:
         typer.echo(f"hocket fabric up: {error}", err=True)

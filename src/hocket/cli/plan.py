@@ -9,26 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._output import RANKS, Json, bad_input, check_place, print_json, print_paragraph, print_table, write_file
-from ._target import (
-    CONSTANT_HELP,
-    MOST_SAMPLES,
-    TARGET_HELP,
-    constants_of,
-    ranks_of_a_host,
-    resolve_target,
-    with_plan,
-)
+from ._question import MOST_SAMPLES, Constant, Device, Target, ask, show_assumptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hocket.cluster import Cluster
     from hocket.planner import Prediction, Search
     from hocket.workload import DividedShare, Workload
 
 
 def plan(
-    target: Annotated[str, typer.Argument(help=f"What is trained: {TARGET_HELP}")],
+    target: Target,
     workers: Annotated[int, typer.Option(*RANKS, min=1, help="How many ranks.")],
     cluster: Annotated[str, typer.Option(help="A name, a spec (star:hosts=8) or a .toml file.")] = "laptop",
     batch: Annotated[
@@ -57,12 +46,10 @@ def plan(
         str | None, typer.Option(help="Of matrix products: the workload's own, or fp8 beside bfloat16 (planned only).")
     ] = None,
     given: Annotated[Path | None, typer.Option("--plan", help="Judge this plan's file instead of searching.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Where a model is captured: cpu, cuda, or meta for no times.")
-    ] = None,
+    device: Device = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the plan into this file.")] = None,
     workload_out: Annotated[Path | None, typer.Option(help="Write the workload's text into this file.")] = None,
-    constant: Annotated[list[str] | None, typer.Option(help=CONSTANT_HELP)] = None,
+    constant: Constant = None,
     keep: Annotated[int, typer.Option(min=1, help="How many plans to rank.")] = 8,
     as_json: Json = False,
 ) -> None:
@@ -90,20 +77,21 @@ def plan(
     try:
         limit = parse_bytes(memory) if memory is not None else None
         where = load(cluster)
-        sharers = ranks_of_a_host(where, workers)
-        workload = resolve_target(target, device=device, degrees=_degrees(workers, tensor, given), sharers=sharers)
-        workload, judged = with_plan(workload, given, precision)
-        size = batch or workers
+        degrees = _degrees(workers, tensor, given)
+        asked = ask(
+            target, where, workers, device=device, plan=given, precision=precision, constant=constant, degrees=degrees
+        )
+        workload = asked.workload
         if workload_out is not None:
             write_file("plan", workload_out, str(workload), "--workload-out ")
-        more: dict[str, Any] = {"workers": workers, "batch": size, "memory_limit": limit}
-        more["constants"] = constants_of(where, constant or [])
+        more: dict[str, Any] = {"workers": workers, "batch": batch or workers, "memory_limit": limit}
+        more["constants"] = asked.constants
         if given is not None:
-            one = predict(judged, workload, where, **more)
-            _judge(one, workload, assumed(one, workload, where, constant or []), as_json)
+            one = predict(asked.plan, workload, where, **more)
+            _judge(one, workload, asked.assumed(one), as_json)
             return
         found = search(workload, where, **more, fixed=fixed, keep=keep)
-        taken = assumed(found.best, workload, where, constant or [])
+        taken = asked.assumed(found.best)
         chosen = with_reasons(found)
         if out is not None:
             write_file("plan", out, chosen.to_toml(), "--out ")
@@ -166,22 +154,6 @@ def _parts(one: Prediction, workload: Workload, taken: list[dict[str, str]]) -> 
     if (share := _divided(one, workload)) is not None:
         typer.echo(f"  tensor parallelism {share}")
     show_assumptions(taken)
-
-
-def assumed(one: Prediction, workload: Workload, where: Cluster, given: Sequence[str]) -> list[dict[str, str]]:
-    """Return what a prediction rests on, constants of the user's that nothing else tells at the end."""
-    from hocket.planner import Network, assumptions
-
-    own = {name.strip(): value.strip() for name, _, value in (word.partition("=") for word in given)}
-    found = assumptions(one, Network.of(where), precision=workload.precision, given=own)
-    return [dict(zip(("what", "value", "basis"), row, strict=True)) for row in found]
-
-
-def show_assumptions(rows: list[dict[str, str]]) -> None:
-    """Print what a prediction rests on."""
-    typer.echo("  taken:")
-    for row in rows:
-        typer.echo(f"    {row['what']:18} {row['value']} ({row['basis']})")
 
 
 def _divided(one: Prediction, workload: Workload) -> DividedShare | None:

@@ -7,23 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._output import RANKS, Json, bad_input, check_place, print_json, write_file
-from ._target import (
-    CONSTANT_HELP,
-    MOST_SAMPLES,
-    TARGET_HELP,
-    constants_of,
-    ranks_of_a_host,
-    resolve_target,
-    with_plan,
-)
-from .plan import assumed, show_assumptions
+from ._question import MOST_SAMPLES, Constant, Device, Target, ask, show_assumptions
 
 if TYPE_CHECKING:
     from hocket.planner import Curve, ScalingFit
 
 
 def predict(
-    target: Annotated[str, typer.Argument(help=f"What is trained: {TARGET_HELP}")],
+    target: Target,
     cluster: Annotated[str, typer.Option(help="A name, a spec (star:hosts=8) or a .toml file.")],
     workers: Annotated[str, typer.Option(*RANKS, help="Numbers of ranks: 1,2,4,8.")] = "1,2,4,8",
     what_if: Annotated[str, typer.Option(help="sharp, bigraph, double-network, fp16; several with commas.")] = "",
@@ -41,10 +32,8 @@ def predict(
         int | None, typer.Option(help="Fit only measurements of so many workers, judge the rest.")
     ] = None,
     price: Annotated[float | None, typer.Option(min=0, max=1e12, help="Of a worker's hour, for the cost.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Where a model is captured: cpu, cuda, or meta for no times.")
-    ] = None,
-    constant: Annotated[list[str] | None, typer.Option(help=CONSTANT_HELP)] = None,
+    device: Device = None,
+    constant: Constant = None,
     svg: Annotated[Path | None, typer.Option(help="Write a plot into this file.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -76,16 +65,15 @@ def predict(
                 for changed in ("", *what_ifs)
             ]
         else:
-            workload = resolve_target(target, device=device, sharers=ranks_of_a_host(where, max(counts)))
-            unit = f"{workload.unit}s"
-            workload, given = with_plan(workload, plan, precision)
-            each = batch or workload.batch
-            constants = constants_of(where, constant or [])
-            more: dict[str, Any] = {"plan": given, "what_ifs": what_ifs, "constants": constants}
-            curves = scaling_curves(workload, where, counts, batch_per_worker=each, **more)
             most = max(counts)
-            largest = predict_plan(given, workload, where, workers=most, batch=each * most, constants=constants)
-            taken = assumed(largest, workload, where, constant or [])
+            asked = ask(target, where, most, device=device, plan=plan, precision=precision, constant=constant)
+            workload, constants = asked.workload, asked.constants
+            unit = f"{workload.unit}s"
+            each = batch or workload.batch
+            more: dict[str, Any] = {"plan": asked.plan, "what_ifs": what_ifs, "constants": constants}
+            curves = scaling_curves(workload, where, counts, batch_per_worker=each, **more)
+            largest = predict_plan(asked.plan, workload, where, workers=most, batch=each * most, constants=constants)
+            taken = asked.assumed(largest)
         if svg is not None:
             title = f"{target} on {where.name}"
             write_file("predict", svg, curves_svg(curves, title=title, unit=unit, measured=columns), "--svg ")

@@ -39,11 +39,12 @@ def run(context: typer.Context) -> None:
         if arguments.kubernetes is not None:
             _write_manifests(arguments)
             return
-        step = (
-            None
-            if arguments.hosts or not arguments.one_host
-            else step_command(context.args, arguments.nproc, os.environ)
-        )
+        step = None
+        if not arguments.hosts and arguments.one_host:
+            try:
+                step = step_command(context.args, arguments.nproc, os.environ)
+            except ValueError as error:
+                raise ArgumentError(str(error)) from None
         if step is not None and arguments.dry_run:
             last = len(step) - len(arguments.arguments)  # what follows is the script's own
             own = [word for word in step[:last] if word != "--dry-run"]

@@ -84,6 +84,7 @@ def train(
     try:
         settings = settings_from_options(name, {"workers": workers, **given})
         check_device(settings.device)
+        settings.check_data()
         run = _make_directory(settings, out)
     except (SettingsError, OSError) as error:
         bad_input("train", error)

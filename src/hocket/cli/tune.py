@@ -28,9 +28,11 @@ def tune(
     from rich.console import Console
 
     from ._bench.world import BenchError, run_world
-    from .bench import parse_sizes
+    from .bench import check_memory, parse_sizes
 
     kinds = [kind.strip() for kind in collectives.split(",") if kind.strip()]
+    if not kinds:
+        bad_input("tune", f"--collectives: {collectives!r} names none; there are {', '.join(_KINDS)}")
     for kind in kinds:
         if kind not in _KINDS:
             bad_input("tune", f"--collectives: {kind!r} is none of {', '.join(_KINDS)}")
@@ -45,6 +47,9 @@ def tune(
             "rounds": rounds,
             "systems": [],
         }
+        written = {"all_reduce": n, "all_gather": n, "broadcast": n - 1}
+        # By the engine, and by ours.
+        check_memory(spec["sizes"], 2 * max(written.get(kind, 1) for kind in kinds))
         with Console(stderr=True).status(f"measuring {', '.join(kinds)} on {n} ranks"):
             result = run_world("hocket.cli._schedules.measure", spec, n, mpi=False, timeout_s=timeout)
     choices = choices_of(result["rows"], n)

@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._check import Check, check
-    from ._errors import FabricError
+    from ._errors import FabricError, FabricInputError
     from ._fabric import Fabric, clear_stale
     from ._state import FabricState
     from ._state import read_all as fabrics
     from ._wiring import Node, Port, Wiring, wire
 
 __all__ = [
-    "Check", "Fabric", "FabricError", "FabricState", "Node", "Port", "Wiring", "check", "clear_stale", "fabrics",
-    "wire",
+    "Check", "Fabric", "FabricError", "FabricInputError", "FabricState", "Node", "Port", "Wiring", "check",
+    "clear_stale", "fabrics", "wire",
 ]  # fmt: skip
 
 _HOMES = {
     "Check": ("_check", "Check"),
     "Fabric": ("_fabric", "Fabric"),
     "FabricError": ("_errors", "FabricError"),
+    "FabricInputError": ("_errors", "FabricInputError"),
     "Node": ("_wiring", "Node"),
     "Port": ("_wiring", "Port"),
     "FabricState": ("_state", "FabricState"),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from hocket._extras import require
 
 from . import _enter, _state, _sweep
-from ._errors import FabricError
+from ._errors import FabricError, FabricInputError
 from ._wiring import Node, Wiring, wire
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class Fabric:
 
     Raises:
         MissingExtraError: pyroute2 is not installed.
-        FabricError: the kernel or the cluster does not allow it, or the name is taken.
+        FabricInputError: the cluster can be no fabric, or the name is taken.
+        FabricError: the kernel does not allow it.
     """
 
     def __init__(
@@ -57,10 +58,10 @@ class Fabric:
         clear_stale()
         if os.path.lexists(file):
             if _state.read(file) is None:
-                raise FabricError(
+                raise FabricInputError(
                     f"{file} is not this user's; choose another name, or set TMPDIR to a directory of yours"
                 )
-            raise FabricError(f"a fabric {name!r} is up; take it down first, or choose another name")
+            raise FabricInputError(f"a fabric {name!r} is up; take it down first, or choose another name")
         order = {
             "name": name,
             "file": str(file),

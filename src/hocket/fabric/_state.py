@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hocket._sweep import start_ticks
 
-from ._errors import FabricError
+from ._errors import FabricError, FabricInputError
 from ._wiring import Wiring
 
 _PREFIX = "hocket-fabric-"
@@ -65,9 +65,11 @@ def directory() -> Path:
 
 
 def path_of(name: str) -> Path:
-    """Return the file of a fabric. Raises FabricError: the name cannot be one."""
+    """Return the file of a fabric. Raises FabricInputError: the name cannot be one."""
     if not _NAME.fullmatch(name):
-        raise FabricError(f"{name!r} cannot be the name of a fabric; take 1 to 40 letters, digits, dots, underscores")
+        raise FabricInputError(
+            f"{name!r} cannot be the name of a fabric; take 1 to 40 letters, digits, dots, underscores"
+        )
     # Not by user: whoever runs in a host of a user's own namespaces is user 0 there.
     return directory() / f"{_PREFIX}{name}.json"
 

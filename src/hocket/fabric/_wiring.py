@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ._errors import FabricError
+from ._errors import FabricError, FabricInputError
 
 if TYPE_CHECKING:
     from hocket.cluster import Cluster
@@ -147,11 +147,11 @@ def wire(cluster: "Cluster") -> Wiring:
     uses all of them and "shortest" the first link. Explicit paths come before both.
 
     Raises:
-        FabricError: a link has no way back, a host no way to another, or there are too many nodes.
+        FabricInputError: a link has no way back, a host no way to another, or there are too many nodes.
     """
     names, kinds, place = _nodes(cluster)
     if len(names) > MOST_NODES:
-        raise FabricError(
+        raise FabricInputError(
             f"{cluster.name}: {len(names)} hosts and switches are more than the {MOST_NODES} of one machine's fabric: "
             "take fewer hosts, or predict: hocket simulate, hocket predict"
         )
@@ -227,7 +227,9 @@ def _pairs(cluster: "Cluster", ends: Mapping[int, tuple[int, int]]) -> dict[int,
     for links in waiting.values():
         if links:
             name = cluster.link_names[links[0]]
-            raise FabricError(f"{cluster.name}: link {name} has no link back; a cable of a fabric has both directions")
+            raise FabricInputError(
+                f"{cluster.name}: link {name} has no link back; a cable of a fabric has both directions"
+            )
     return back
 
 
@@ -259,7 +261,7 @@ def _routes(
 def _refuse_islands(cluster: str, names: list[str], hosts: set[int], routes: list[dict[int, list[int]]]) -> None:
     for host in sorted(hosts):
         if lacking := hosts - routes[host].keys() - {host}:
-            raise FabricError(
+            raise FabricInputError(
                 f"{cluster}: no way leads from {names[host]} to {names[min(lacking)]}; add a link, or let a host "
                 "between them pass on what is for others (`forwards = true`)"
             )

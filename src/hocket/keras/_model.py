@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import keras
 
-from hocket.parallel.mesh import Mesh
+from hocket.parallel.mesh import Mesh, own_gpu
 from hocket.parallel.mesh import world as _world
 
 from . import _arguments, _private
@@ -78,6 +78,7 @@ class Model:
         _arguments.check_pipeline(model, pipeline, micro_batches, split, shard, schedule)
         self.model = model
         self.world = self._data_world = _world.join(group)
+        _take_own_gpu(model)
         self._micro_batches = micro_batches
         self._resume: Resume | None = None
         divided = f"pipeline={pipeline}" if pipeline > 1 else f'shard="{shard}"' if shard != "none" else ""
@@ -389,6 +390,15 @@ class Model:
         gather = broadcast.gather if training and broadcast.gathers else None
         resume = self._resume if training else None
         return placed(callbacks, self.world, self._steps.own_logs, follow, collect, gather, resume)
+
+
+def _take_own_gpu(model: Any) -> None:
+    """Move a model that is on a GPU to this rank's own, which becomes the one that Keras means by "cuda"."""
+    on_gpu = [variable for variable in model.variables if variable.value.is_cuda]
+    if on_gpu:
+        own = own_gpu()
+        for variable in on_gpu:
+            variable.value.data = variable.value.data.to(own)
 
 
 def load_model(filepath: str | Path, **kwargs: Any) -> Model:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from hocket._tasks import described
 from hocket.comm import timeout_setting
 
-from ._run_directory import RUN_VARIABLE, default_run_directory
+from ._run_directory import NOWHERE, RUN_VARIABLE, default_run_directory
 from ._slurm import become_node, ranks_of_node
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def _with_ours(torchruns: argparse.ArgumentParser, *, light: bool = False) -> ar
     directory.add_argument(
         "--run-dir", metavar="DIR", help="directory of this run: settings, logs, record [default: runs/NAME-TIME]"
     )
-    directory.add_argument("--no-run-dir", action="store_true", help="make no such directory")
+    directory.add_argument("--no-run-dir", action="store_true", help="make no such directory, as does --run-dir off")
     group.add_argument(
         "--kubernetes",
         metavar="FILE",
@@ -276,6 +276,8 @@ def parse_arguments(argv: Sequence[str], *, kept: bool = False) -> LaunchArgumen
         raise ArgumentError('say which script to run, after the "--"')
     given, rest = _own_flags(argv[:split])
     flags = (light or argument_parser()).parse_args([*argv[:split], target[0]])
+    if flags.run_dir in NOWHERE:  # a directory of this name is ./off
+        flags.run_dir, flags.no_run_dir = None, True
     counted = given.np is not None or "PET_NPROC_PER_NODE" in os.environ
     arguments = _complete(flags, target[0], tuple(target[1:]), counted=counted)
     try:

@@ -133,6 +133,7 @@ def _words(arguments: LaunchArguments) -> list[str]:
     """Return what follows `hocket run`; numbers of pods and ranks are in variables, as are those of `-x`."""
     limit = [] if arguments.timeout_s is None else [f"--timeout={arguments.timeout_s}"]
     place = [f"--run-dir={arguments.flags.run_dir}"] if arguments.flags.run_dir else []
+    place += ["--no-run-dir"] if arguments.flags.no_run_dir else []
     words = [*limit, *place, *arguments.host_flags, "--", arguments.target, *arguments.arguments]
     return [_literal(word) for word in words]
 

@@ -30,7 +30,8 @@ from hocket._tasks import described
 from ._facts import resources, versions
 from ._hosts import passed_on
 
-RUN_VARIABLE = "HOCKET_RUN_DIR"  # for the ranks; also where the user says where to, and "off" for nowhere
+RUN_VARIABLE = "HOCKET_RUN_DIR"  # for the ranks; also where the user says where to
+NOWHERE = ("off", "0")  # what says, as that variable or as --run-dir, that no run is kept
 _SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|_KEY$|^KEY$", re.IGNORECASE)
 _WORTH_SAYING = 0.25  # share of the steps' time that a verdict's cause costs
 _OTHERS = (
@@ -55,7 +56,7 @@ def default_run_directory(target: str, environment: Mapping[str, str]) -> str | 
     if "HOCKET_JOB" in environment:  # a `hocket run` inside another's rank is a part of that run
         return None
     if named:
-        return None if named in ("off", "0") else os.path.abspath(named)
+        return None if named in NOWHERE else os.path.abspath(named)
     stamp = f"{datetime.now().astimezone():%Y%m%d-%H%M%S}"
     with contextlib.suppress(ValueError):  # the launchers of a job's hosts share one; a job that is queued again, too
         task = described(environment)

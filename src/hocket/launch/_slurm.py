@@ -59,7 +59,16 @@ def step_command(words: Sequence[str], nproc: int, environment: Mapping[str, str
     """Return the srun that starts `hocket run` with these words on every node of the allocation, `nproc` ranks on each.
 
     None where there is no allocation of several nodes, or where this is one of its steps already.
+
+    Raises:
+        ValueError: The job has several components, of which an allocation's variables describe the first.
     """
+    if int(environment.get("SLURM_HET_SIZE", "1")) > 1 and not {"SLURM_STEP_ID", "RANK"} & environment.keys():
+        last = int(environment["SLURM_HET_SIZE"]) - 1
+        raise ValueError(
+            f"this Slurm job has {last + 1} components, and `hocket run` would start on the nodes of the first alone; "
+            f"have srun start the script itself on all: srun --het-group=0-{last} python train.py"
+        )
     nodes = int(environment.get("SLURM_JOB_NUM_NODES", "1"))
     in_step = "SLURM_STEP_ID" in environment and int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1
     if "SLURM_JOB_ID" not in environment or nodes == 1 or in_step or "RANK" in environment:

@@ -16,7 +16,7 @@ from ._graph import StepGraph, Work
 from ._messages import MessagesUnderWay, Path
 from ._tasks import SimulationError
 
-_DONE_S = 1e-12  # what is left of a computation when it is over
+_DONE_S = 1e-12  # what is left of a computation when it is over; a message that takes no longer passes nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def _ways(order: PipelineOrder, stages: Sequence[StageWork]) -> tuple[list[_Way]
         for back, ends in enumerate(((here, onward), (onward, here))):
             ports = ((("out", ends[0], work.port), work.hop), (("in", ends[1], work.port), work.hop))
             path = work.links[back] or ports
-            found[back].append((work.latency, [one for one in path if one[1] > 0], ends, work.nbytes))
+            found[back].append((work.latency, [one for one in path if one[1] > _DONE_S], ends, work.nbytes))
     return found
 
 

@@ -104,6 +104,13 @@ class WorkloadSettings:
         """Return the values for what was not given; they may depend on what was."""
         raise NotImplementedError
 
+    def check_data(self) -> None:
+        """Read the data that the user has named, before ranks start that would each fail with it.
+
+        Raises:
+            SettingsError: It is not what this workload reads.
+        """
+
     @property
     def units_per_sample(self) -> int:
         """How many of `unit` one sample has."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 import weakref
 from pathlib import Path
@@ -96,7 +97,8 @@ def test_a_plan_found_by_measurement_trains_as_one_process_and_says_why(tmp_path
         assert same
         assert each == pytest.approx(losses, rel=1e-12)
         assert plan == found[0][1]
-        assert plan["data_parallel_degree"] == 2
+        # Which plan is the fastest is for this machine to say, as busy as it is now.
+        assert math.prod(value for name, value in plan.items() if name.endswith("_parallel_degree")) == 2
         assert plan["predicted"]["step_s"] > 0
         assert plan["reasons"]
         assert "pass Trainer(..., sample=inputs)" in refused[0]

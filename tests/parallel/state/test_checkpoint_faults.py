@@ -56,6 +56,8 @@ class Moments:
 
 @pytest.fixture(scope="module")
 def moments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moments]:
+    if torch.cuda.is_available():
+        pytest.skip("a process that has used a GPU cannot fork one that saves")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a forked process has no others
     found = Moments()

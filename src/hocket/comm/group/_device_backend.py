@@ -29,6 +29,24 @@ class DeviceBackend:
         return self.runner.submit(kind, opts, results, payload, action)
 
 
+def empty_on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return memory for a copy of a CUDA tensor: pinned, which torch keeps for the next message, where it can be.
+
+    Fresh pages cost more than the copy: a message of 64 MiB took 95 ms on an H100, 13 times as long as its bytes need.
+    """
+    try:
+        return torch.empty_like(tensor, device="cpu", pin_memory=True)
+    except RuntimeError:  # the system pins no more
+        return torch.empty_like(tensor, device="cpu")
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a CUDA tensor in such memory, after what the current stream holds."""
+    staged = empty_on_host(tensor).copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensor.device).synchronize()
+    return staged
+
+
 class HostStagedWork(Work):
     """A send or receive of a CUDA tensor through a copy on the host and the engine's own work."""
 

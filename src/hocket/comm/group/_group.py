@@ -26,7 +26,7 @@ from ..transport import CommError
 from ..transport import observers as _observe
 from ._arguments import check_root, check_whole, check_writable, only
 from ._collectives import Collectives
-from ._device_backend import DeviceBackend, HostStagedWork
+from ._device_backend import DeviceBackend, HostStagedWork, empty_on_host, on_host
 from ._hosts import find_hosts, open_transport
 from ._runner import Runner
 
@@ -165,7 +165,7 @@ class HocketGroup(Collectives):
         check_whole(tensor := only(tensors))
         check_root("send", dst, self._size)
         if self._staged_on_host(tensor, dst):
-            staged = tensor.cpu()
+            staged = on_host(tensor)
             return HostStagedWork(self.send([staged], dst, tag), staged, None)
         if self._tag_matcher is not None and _is_plain(tensor):
             return self._tag_matcher.send(tensor, dst, tag)
@@ -177,7 +177,7 @@ class HocketGroup(Collectives):
         check_root("recv", src, self._size)
         check_writable("recv", [tensor])
         if self._staged_on_host(tensor, src):
-            staged = torch.empty_like(tensor, device="cpu")
+            staged = empty_on_host(tensor)
             return HostStagedWork(self.recv([staged], src, tag), staged, tensor)
         if self._tag_matcher is not None and _is_plain(tensor):
             return self._tag_matcher.receive(tensor, src, tag)
@@ -188,7 +188,7 @@ class HocketGroup(Collectives):
         tensor = only(tensors)
         check_writable("recv", [tensor])
         if self._staged_on_host(tensor, None):
-            staged = torch.empty_like(tensor, device="cpu")
+            staged = empty_on_host(tensor)
             return HostStagedWork(self.recv_anysource([staged], tag), staged, tensor)
         if self._tag_matcher is not None and _is_plain(tensor):
             return self._tag_matcher.receive(tensor, None, tag)

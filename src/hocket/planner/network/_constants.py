@@ -60,7 +60,8 @@ class Constants:
             kernels are worse with small matrices. Known from runs only (`fitted`).
         exchange_s: What an exchange of two ranks that share tensors costs besides its collective; more wait longer.
         exchange_share: Of what collectives reach of the links, what those exchanges do, while all compute.
-        overlap: Whether gradients are reduced while back-propagation goes on (else after it).
+        overlap: Whether gradients are reduced while back-propagation goes on (else after it). In a pipeline only those
+            of sharded parameters are: the Trainer reduces others when all passes of a rank are over.
         in_network: Whether switches that can reduce are made to do so.
         basis: Where these constants are from: they were "assumed", "fitted" on runs elsewhere, or "measured" here.
         fitted_workers: The most workers of the runs that they were fitted on; 0 if on none.

@@ -151,7 +151,9 @@ def with_reasons(found: Search) -> Plan:
     if plan.recompute:
         reasons["recompute"] = "without it the activations do not fit, or only smaller micro-batches do"
     if plan.bucket_bytes:
-        reasons["bucket_bytes"] = f"leaves least exposed: {_s(parts.gradients)} of {_s(best.gradient_cost.seconds)}"
+        least = f"leaves least exposed: {_s(parts.gradients)} of {_s(best.gradient_cost.seconds)}"
+        late = plan.pipeline_parallel_degree > 1
+        reasons["bucket_bytes"] = f"costs the least latency: gradients take {_s(parts.gradients)}" if late else least
     if found.others:
         second = found.others[0]
         reasons["plan"] = f"runner-up: {_words(second)}, {_slower(best, second)}"
@@ -252,7 +254,10 @@ def _assumptions(one: Prediction, network: Network, precision: str) -> list[tupl
         rows.append(("sharded parameters", f"fetched at {constants.fetch_share:.0%} of that", basis))
     if one.workers > 1:
         beside = f"; what runs beside computation takes {constants.interference:.0%} of its time from it"
-        rows.append(("overlap", ("gradients during back-propagation" if constants.overlap else "none") + beside, basis))
+        together = "gradients during back-propagation" if constants.overlap else "none"
+        if plan.pipeline_parallel_degree > 1 and plan.shard != "parameters":
+            together, beside = "none: gradients when all passes of a rank are over", ""
+        rows.append(("overlap", together + beside, basis))
         jitter = f"{constants.jitter:.1%} of a rank's computation, {constants.host_jitter:.1%} of a host's"
         rows.append(("jitter", jitter, basis))
     return rows

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -34,8 +33,9 @@ def ends(
     """Return what is exposed of gradients and parameters, the update, a whole reduction, and what is hidden of both.
 
     On the rank of the pipeline that ends last: `worst` computes longest, but another may have more gradients, or end
-    its passes later. What is reduced before the pipeline ends is hidden. `edges` are the first layers of the stages,
-    there are `m` micro-batches, and while all compute, computation takes `crowd` times as long as in `times`.
+    its passes later. A rank of a pipeline reduces its gradients when its passes are over and its last message has left,
+    as the Trainer does it; what is reduced before the pipeline ends is hidden. `edges` are the first layers of the
+    stages, there are `m` micro-batches, and while all compute, computation takes `crowd` times as long as in `times`.
     """
     p, v = plan.pipeline_parallel_degree, plan.stages_per_rank
     slowed = times.slowed(crowd)
@@ -56,68 +56,53 @@ def ends(
             found.append((over, 0.0, optimizer_s(plan, profile, own) * crowd, *_whole(plan, profile, times, own, m)))
             continue
         if followed:
-            end = (followed.ends[rank] - followed.seconds) * crowd
-            last = {c: tuple((at - followed.seconds) * crowd for at in followed.last[c]) for c in range(rank, p * v, p)}
+            end = (followed.left[rank] - followed.seconds) * crowd
         else:
-            # The ranks before still have a micro-batch to do; a rank's own stages end one after the other.
-            end = at = -sum(float(back[layers].sum()) for layers in own_of[:rank]) / v
-            last = {}
-            for c in range(rank, p * v, p):
-                last[c] = (at - float(back[edges[c] : edges[c + 1]].sum()), at)
-                at = last[c][0]
-        begun = min(begin for begin, _ in last.values())
-        spans = [(begin - begun, end - begun, np.arange(edges[c], edges[c + 1])) for c, (begin, end) in last.items()]
-        over, gather, cost, hidden = _reduced(plan, profile, back, own_of, rank, sorted(spans, key=lambda one: one[0]))
-        over = max(over, end - begun) + begun
-        found.append((over, gather, optimizer_s(plan, profile, own) * crowd, cost, hidden))
+            # The ranks before still have a micro-batch to do.
+            end = -sum(float(back[layers].sum()) for layers in own_of[:rank]) / v
+        reducing, gather, cost = _reduced(plan, profile, own_of, rank)
+        found.append((end + reducing, gather, optimizer_s(plan, profile, own) * crowd, cost, 0.0))
         if sum(found[-1][:3]) > most_s:
             return None
     over, gather, update, cost, hidden = max(found, key=lambda one: sum(one[:3]))
-    # A rank that is done before the others updates its parameters meanwhile.
-    return max(0.0, over), gather, max(0.0, update + min(0.0, over)), cost, hidden
+    # A rank that is done before the others updates its parameters meanwhile, and gathers what others have updated.
+    early = max(0.0, -over)
+    return max(0.0, over), max(0.0, gather - max(0.0, early - update)), max(0.0, update - early), cost, hidden
 
 
 _ALL_RANKS = 8  # of a pipeline; of more the few are looked at that may end last
 
 
-def _reduced(
-    plan: Plan,
-    profile: Profile,
-    back: np.ndarray,
-    own_of: Sequence[np.ndarray],
-    rank: int,
-    spans: Sequence[tuple[float, float, np.ndarray]],
-) -> tuple[float, float, Cost, float]:
-    """Return when a rank of a pipeline has reduced its gradients, what gathering parameters takes, and as `ends` does.
+def _reduced(plan: Plan, profile: Profile, own_of: Sequence[np.ndarray], rank: int) -> tuple[float, float, Cost]:
+    """Return what a rank of a pipeline takes to reduce its gradients and to gather parameters, and one whole reduction.
 
-    `spans` are begin, end and layers of the last backward pass of each of its stages, in the order of time.
+    Its buckets are reduced one after the other when its last pass is over and its last message has left: the Trainer
+    adds up the gradients of all micro-batches before it reduces any, those of stages that are done long since, too.
     """
     copies, stride = replicas(plan)
     if copies == 1:
-        return 0.0, 0.0, NOTHING, 0.0
+        return 0.0, 0.0, NOTHING
     constants, held, own = profile.constants, profile.held(plan), own_of[rank]
     kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
 
-    def seconds(kind: str, nbytes: float, of: np.ndarray, constants: Constants = constants) -> float:
+    def seconds(kind: str, nbytes: float, of: np.ndarray) -> float:
         beside = _beside([float(of[layers].sum()) for layers in own_of], rank)
         return profile.network.collective(kind, nbytes, copies, stride, constants, beside=beside).seconds
 
     nbytes = float(held.gradient_bytes[own].sum())
     whole = profile.network.collective(kind, nbytes, copies, stride, constants)
-    link = Stream()
-    if constants.overlap:
-        bucket = BucketSizes.choose(nbytes, plan.bucket_bytes).most
-        for begin, end, layers in spans:
-            spent = float(back[layers].sum())
-            passes = back[layers] * ((end - begin) / spent if spent else 0.0)
-            reducing = functools.partial(seconds, kind, of=held.gradient_bytes)
-            _reduce_buckets(link, held.gradient_bytes[layers], passes, begin, bucket, reducing)
-    else:
-        link.add(seconds(kind, nbytes, held.gradient_bytes), spans[-1][1])
+    count = bucket_count(nbytes, plan, constants)
     gather = 0.0
     if plan.shard in ("optimizer", "gradients"):
         gather = seconds("all_gather", float(held.parameter_bytes[own].sum()), held.parameter_bytes)
-    return link.free_s, gather, whole, max(0.0, whole.seconds - max(0.0, link.free_s - spans[-1][1]))
+    return count * seconds(kind, nbytes / count, held.gradient_bytes), gather, whole
+
+
+def bucket_count(nbytes: float, plan: Plan, constants: Constants) -> int:
+    """Return in how many buckets a rank of a pipeline reduces so many bytes of gradients."""
+    if not constants.overlap:
+        return 1
+    return max(1, round(nbytes / BucketSizes.choose(nbytes, plan.bucket_bytes).most))
 
 
 def _beside(nbytes: Sequence[float], rank: int) -> tuple[int, tuple[float, ...]]:
@@ -189,9 +174,8 @@ def _followed_gathers(
     ranks, links = [Stream() for _ in range(p)], [Stream() for _ in range(p)]
     begun, left = [0.0] * p, [0.0] * p  # when a rank's last block began, and the reduction that its end asks for
     came: dict[tuple[bool, int, int], float] = {}
-    last: dict[int, tuple[float, float]] = {}
     for number, (stage, kind, micro) in plan_order(dataclasses.replace(plan, micro_batches=few)).played.sequence:
-        rank, link, first_s = ranks[number], links[number], math.inf
+        rank, link = ranks[number], links[number]
         forward, onward = kind == "F", stage + (1 if kind == "F" else -1)
         part = weights[stage] / whole[stage] if whole[stage] else 0.0
         part = {"F": 1.0, "B": 1.0, "I": 1 - part, "W": part}[kind]
@@ -201,13 +185,10 @@ def _followed_gathers(
             if left[number]:
                 link.add(left[number], rank.free_s)
             begun[number] = max(rank.free_s, there, after)
-            first_s = min(first_s, begun[number])
             rank.add(ahead_s if forward else part * back_s, begun[number])
             left[number] = reduce if kind in ("B", "W") else 0.0
             if left[number] and not ahead:
                 rank.free_s, left[number] = link.add(reduce, rank.free_s), 0.0
-        if kind in ("B", "W"):
-            last[stage] = (first_s, rank.free_s)
         if kind != "W" and 0 <= onward < len(blocks):
             message = works[min(stage, onward)]
             shared = message.port == port and link.free_s > rank.free_s
@@ -218,7 +199,7 @@ def _followed_gathers(
     for link, rank, more, average in zip(links, ranks, left, averages, strict=True):
         link.add(more, rank.free_s)
         link.add(average, rank.free_s)
-    found = Followed(max(ends), tuple(last[stage] for stage in range(len(blocks))), ends, few)
+    found = Followed(max(ends), ends, ends, few)
     return dataclasses.replace(found, links=tuple(link.free_s for link in links))
 
 

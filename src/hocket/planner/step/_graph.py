@@ -15,7 +15,7 @@ from hocket.workload import Workload
 from ..axes import copy_group, replicas, shard_group, sharing
 from ..network import Constants, Cost, network_of
 from ..plan import BucketSizes, Plan, plan_order
-from ._ends import fetched, optimizer_s
+from ._ends import bucket_count, fetched, optimizer_s
 from ._memory import memory_of
 from ._profile import LayerTimes, Profile, in_precision
 from ._time import cuts_of, predict
@@ -160,6 +160,9 @@ class _GraphOfStep:
         self.scale = micro / profile.workload.batch
         self.arrived: dict[tuple[bool, int, int], list[Work]] = {}
         self.reductions: list[list[Work]] = [[] for _ in range(p)]
+        # Of each rank what it computed last, and its last message to every other one.
+        self.last: list[list[Work]] = [[] for _ in range(p)]
+        self.leaving: list[dict[int, Work]] = [{} for _ in range(p)]
         self.limits = [self._limit(rank) for rank in range(p)]
         # Of each rank, for blocks that are gathered: what was computed before the last block, and that block's gather.
         self.before: list[list[Work]] = [[] for _ in range(p)]
@@ -182,6 +185,8 @@ class _GraphOfStep:
             self._action(rank, action)
         for rank in range(len(self.places)):
             self._reduce_left(rank)
+            if self.copies > 1 and self.plan.shard != "parameters" and len(self.places) > 1:
+                self._reduce_all(rank)
             for nbytes, after in self.reduced[rank]:
                 self.reductions[rank] += self._collective(rank, "all_reduce", nbytes, "gradients of copies", after)
         held = self.profile.held(self.plan).parameter_bytes
@@ -230,15 +235,25 @@ class _GraphOfStep:
         again = self.plan.shard == "gradients" and self.plan.accumulate > 1
         if self.copies > 1 and self.plan.shard == "parameters":
             last = self._by_block(rank, action, came, name)
-        elif self.copies > 1 and (action == self.completes[stage] or (again and not forward)):
+        elif self.copies > 1 and len(self.places) == 1 and (action == self.completes[stage] or (again and not forward)):
             last = self._reduced(rank, stage, self.seconds[kind], came)
         else:
             layers = slice(self.edges[stage], self.edges[stage + 1])
             after = [*came, *self.reductions[rank]] if again else came  # parts do not overlap
             last = self.graph.compute(where, float(self.seconds[kind][layers].sum()), name=name, after=after)
+        self.last[rank] = [last]
         onward = stage + (1 if forward else -1)
         if kind != "W" and 0 <= onward < self.order.stages and len(self.places) > 1:
             self.arrived[forward, onward, number] = self._sent(rank, stage, onward, name, last)
+
+    def _reduce_all(self, rank: int) -> None:
+        """Reduce the gradients of all stages of a rank, bucket by bucket, when its messages have left."""
+        nbytes = float(self.profile.held(self.plan).gradient_bytes[self._own(rank)].sum())
+        count = bucket_count(nbytes, self.plan, self.profile.constants)
+        kind = "all_reduce" if self.plan.shard == "none" else "reduce_scatter"
+        after = [*self.last[rank], *self.leaving[rank].values()]
+        for _ in range(count):
+            self.reductions[rank] += self._collective(rank, kind, nbytes / count, "gradients", after)
 
     def _sent(self, rank: int, stage: int, onward: int, name: str, last: Work) -> list[Work]:
         """Send to the next stage, where ranks that share tensors wait for what each of them gets."""
@@ -253,7 +268,9 @@ class _GraphOfStep:
         ]
         more = rates[0] / rates[1] / profile.constants.message_share
         parts = profile.message_parts(plan, whole)
-        sent = self.graph.send(self.places[rank].ravel(), there, whole / parts * more, name=name, after=[last])
+        here = self.places[rank].ravel()
+        sent = self.graph.send(here, there, whole / parts * more, name=name, after=[last])
+        self.leaving[rank][target] = Work(here, sent.nodes)
         if parts > 1 and not plan.sequence_parallel:  # those who get the parts collect the whole
             seconds = profile._wire("all_gather", whole, parts)
             sent = self.graph.compute(

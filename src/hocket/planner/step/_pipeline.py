@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from hocket.schedule.pipeline import NAMED_ORDERS
+from hocket.schedule.pipeline import NAMED_ORDERS, PipelineAction
 from hocket.simulate import StageWork, simulate_order
 
 from ..network import LinkSeconds
@@ -62,25 +62,24 @@ class Followed:
 
     Attributes:
         seconds: From its begin to its end.
-        last: Of every stage when the action that completes its gradients begins and ends.
         ends: Of every rank the end of its last action.
+        left: Of every rank when its last message has left, too.
         followed: How many micro-batches; what more of them take was added.
         links: Of every rank when what it sends besides is there, where its parameters are sharded.
         ways_s: See `OrderTiming`.
     """
 
     seconds: float
-    last: tuple[tuple[float, float], ...]
     ends: tuple[float, ...]
+    left: tuple[float, ...]
     followed: int
     links: tuple[float, ...] = ()
     ways_s: Mapping[tuple[bool, int, int], float] = field(default_factory=dict)
 
     def later(self, seconds: float) -> "Followed":
         """Return the same with a longer way to the end."""
-        last = tuple((begin + seconds, end + seconds) for begin, end in self.last)
-        ends, links = (tuple(end + seconds for end in each) for each in (self.ends, self.links))
-        return Followed(self.seconds + seconds, last, ends, self.followed, links, self.ways_s)
+        ends, left, links = (tuple(end + seconds for end in each) for each in (self.ends, self.left, self.links))
+        return Followed(self.seconds + seconds, ends, left, self.followed, links, self.ways_s)
 
 
 def follow(plan: "Plan", stages: tuple[StageWork, ...]) -> Followed | None:
@@ -106,16 +105,22 @@ _ACTIONS = 256  # forwards of all stages, that are followed in some 2 ms
 @functools.lru_cache(maxsize=1024)  # plans that differ in what they shard have the same pipeline
 def _followed(schedule: str, p: int, v: int, m: int, stages: tuple[StageWork, ...]) -> Followed:
     timing = simulate_order(order_of(schedule, p, v, m), stages)
-    last: dict[int, tuple[float, float]] = {}
-    for rank in timing.spans:
-        before = len(last)
-        for action, begin, end in reversed(rank):
-            if action.kind in "BW" and action.stage not in last:
-                last[action.stage] = (begin, end)
-                if len(last) == before + v:
-                    break
     ends = tuple(rank[-1][2] for rank in timing.spans)
-    return Followed(timing.seconds, tuple(last[stage] for stage in range(len(stages))), ends, m, (), timing.ways_s)
+    left = tuple(max(end, _left(rank, timing.ways_s, stages)) for rank, end in zip(timing.spans, ends, strict=True))
+    return Followed(timing.seconds, ends, left, m, (), timing.ways_s)
+
+
+def _left(
+    spans: Sequence[tuple[PipelineAction, float, float]],
+    ways_s: Mapping[tuple[bool, int, int], float],
+    stages: Sequence[StageWork],
+) -> float:
+    """Return when the last message of a rank's backward passes has left it; 0 if it sends none."""
+    for action, _, end in reversed(spans):
+        way = ways_s.get((False, action.stage - 1, action.micro_batch)) if action.kind in "BI" else None
+        if way is not None:
+            return end + way - stages[action.stage - 1].latency
+    return 0.0
 
 
 def crowding(plan: "Plan", stages: Sequence[StageWork], at_once: float) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hocket.workloads.recommender.settings import FETCH, HELD_OUT, RATINGS
+from hocket.workloads.recommender import FETCH, HELD_OUT, RATINGS
 
 PEOPLE, FILMS, OCCUPATIONS, SEXES, REGIONS, GENRES = 943, 1682, 21, 2, 11, 19
 TABLES = {"person": PEOPLE, "film": FILMS, "occupation": OCCUPATIONS, "sex": SEXES, "region": REGIONS}
@@ -62,13 +62,22 @@ def movielens(wheel: Path) -> Ratings:
     """MovieLens-100K as a recbole wheel holds it. Raises ValueError: the file is no such wheel."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            people = {row["user_id"]: row for row in _table(archive, "user")}
-            films = {row["item_id"]: row for row in _table(archive, "item")}
-            ratings = list(_table(archive, "inter"))
-    except (KeyError, zipfile.BadZipFile) as error:
+            tables = [list(_table(archive, kind)) for kind in ("user", "item", "inter")]
+        return _joined(*tables)
+    # Anything can be in a file, and be missing: names and columns, numbers, the end of what is packed.
+    except Exception as error:
         raise ValueError(
-            f"{wheel}: no wheel of recbole with MovieLens-100K ({error}); fetch one with {FETCH}"
+            f"{wheel}: no wheel of recbole with MovieLens-100K ({_first_line(error)}); fetch one with {FETCH}"
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _joined(users: list[dict[str, str]], items: list[dict[str, str]], ratings: list[dict[str, str]]) -> Ratings:
+    people = {row["user_id"]: row for row in users}
+    films = {row["item_id"]: row for row in items}
     person_of, film_of = _numbering(people), _numbering(films)
     occupation_of = _numbering(row["occupation"] for row in people.values())
     genre_of = _numbering(genre for row in films.values() for genre in _genres(row))

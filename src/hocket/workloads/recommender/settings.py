@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hocket.workloads._settings import Recipe, SettingsError, SizedSettings
-
-RATINGS = 100_000
-HELD_OUT = RATINGS // 10
+from hocket.workloads.recommender import FETCH, HELD_OUT, RATINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +46,27 @@ class RecommenderSettings(SizedSettings):
         if not self.synthetic and not Path(self.data).is_file():
             raise SettingsError(f"--data {self.data}: there is no such file; fetch a wheel with {FETCH}")
 
+    def check_data(self) -> None:
+        """Read the wheel. Raises SettingsError: it is none of recbole, or has other ratings."""
+        if self.synthetic:
+            return
+        from hocket.workloads.recommender.ratings import movielens  # lazy: numpy
+
+        try:
+            found = len(movielens(Path(self.data)))
+        except ValueError as error:
+            raise SettingsError(f"--data {error}") from None
+        if found != RATINGS:
+            raise SettingsError(
+                f"--data {self.data}: it holds {found:,} ratings, and MovieLens-100K has {RATINGS:,}; fetch a whole "
+                f"wheel with {FETCH}"
+            )
+
     @classmethod
     def defaults(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the size's own values; the wheel in the cache directory if there is one, else made-up ratings."""
         data = options.get("data", "" if options.get("synthetic") else _cached_wheel())
         return {**super().defaults(options), "data": data, "synthetic": not data}
-
-
-FETCH = "pip download --no-deps -d ~/.cache/hocket recbole"
 
 
 def _cached_wheel() -> str:
