@@ -823,9 +823,9 @@ def _timed(place: Place, step: Callable[[], object], number: int = 3) -> list[fl
     return each[1:]
 
 
-def part_c(place: Place, ranks: list[int]) -> None:
+def part_c(place: Place, ranks: list[int], wanted: str) -> None:
     """All plans of some models, calibrated."""
-    names = list(shared_models(place.small))
+    names = wanted.split(",") if wanted else list(shared_models(place.small))
     todo = [(world, name) for name in names for world in ranks]
     for number, (world, name) in enumerate(todo):
         each_s = place.left_s / (len(todo) - number) - 6
@@ -1175,6 +1175,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--cluster", default="", help="of the catalogue; h100-like, or laptop on the CPU")
     parser.add_argument("--ranks", default="", help="that share the device: 2,4, and of part d 2,4,8")
+    parser.add_argument("--models", default="", help="of part c: all, or some by name")
     parser.add_argument("--small", action="store_true", help="tiny models, for any machine")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -1188,7 +1189,7 @@ def main() -> int:
         file.unlink(missing_ok=True)
         words = [sys.executable, "-m", "benchmarks.gpu", "--part", part, "--out", str(file)]
         words += ["--seconds", str(given.seconds), "--device", given.device, "--cluster", given.cluster]
-        words += ["--ranks", given.ranks, *(["--small"] if given.small else [])]
+        words += ["--ranks", given.ranks, "--models", given.models, *(["--small"] if given.small else [])]
         print(f"\n=== {part}, at most {given.seconds:.0f} s", flush=True)
         begin = time.perf_counter()
         # Ranks are forked: nothing may initialise CUDA before, which to ask for GPUs would else do.
@@ -1224,7 +1225,7 @@ def _part(given: argparse.Namespace) -> int:
         "rates": rates,
         "a": part_a,
         "b": part_b,
-        "c": partial(part_c, ranks=ranks or [2, 4]),
+        "c": partial(part_c, ranks=ranks or [2, 4], wanted=given.models),
         "d": partial(part_d, ranks=ranks or [2, 4, 8]),
         "e": partial(part_e, ranks=ranks or [2, 4]),
     }[given.part](place)
