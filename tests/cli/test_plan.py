@@ -198,6 +198,11 @@ def narrow():
 
 def words():
     return nn.Linear(64, 64), "words"
+
+
+def trains():
+    model = nn.Linear(64, 64)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1), SAMPLE
 """
 
 
@@ -209,6 +214,7 @@ def words():
         ("empty", "a batch of 0 samples; give 1 or more"),
         ("narrow", "odd.py: the model cannot train on its sample: RuntimeError: "),
         ("words", "odd.py: the model cannot train on its sample: TypeError: "),
+        ("trains", "the second is of type SGD, the third of type Tensor"),
     ],
 )
 def test_a_model_that_cannot_train_is_one_error(capsys: Captured, tmp_path: Path, function: str, said: str) -> None:

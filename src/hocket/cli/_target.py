@@ -130,6 +130,7 @@ def built(target: str) -> tuple[nn.Module, Any, Any]:
     Raises:
         TargetError: there is no such file or function, it fails, or it gives something else.
     """
+    import torch
     from torch import nn
 
     file, _, name = target.rpartition(":")
@@ -157,7 +158,17 @@ def built(target: str) -> tuple[nn.Module, Any, Any]:
         given = function()
         if not isinstance(given, tuple) or len(given) not in (2, 3) or not isinstance(given[0], nn.Module):
             raise TargetError(f"{target}: {name}() must return (model, sample) or (model, sample, loss), not {given!r}")
-        return given[0], given[1], given[2] if len(given) == 3 else None
+        model, sample, loss = *given[:2], given[2] if len(given) == 3 else None
+        if isinstance(sample, torch.optim.Optimizer) or not (loss is None or callable(loss)):
+            raise TargetError(
+                f"{target}: {name}() must return (model, sample) or (model, sample, loss): what the model takes, and a "
+                f"function of the model and that, or nothing; the second is {_kind(sample)}, the third {_kind(loss)}"
+            )
+        return model, sample, loss
+
+
+def _kind(value: Any) -> str:
+    return "missing" if value is None else f"of type {type(value).__name__}"
 
 
 def _function(target: str, device: str | None, degrees: Sequence[int]) -> Workload:

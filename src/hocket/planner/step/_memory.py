@@ -193,12 +193,14 @@ def memory_of(
         if plan.shard == "parameters":
             parameters /= shared
             buffers += 2 * largest  # a layer that is computed with, and the next one, gathered
-        if copies > 1:
+        # Of plain data parallelism buckets are in shared memory on a host, for good; on a device gradients make them.
+        lasting = copies > 1 and (plan.shard != "none" or sharers > 0 or pipeline > 1 or not followed)
+        if lasting:
             buffers += 2 * min(BucketSizes.choose(whole, plan.bucket_bytes).most, whole)
         if (copies > 1 and plan.shard in ("optimizer", "gradients")) or plan.micro_batches * plan.accumulate > 1:
             arriving += float(own.gradients.max())  # a gradient as it arrives, beside the memory where it is added up
         kept = plan.accumulate > 1 and plan.shard != "gradients"
-        if copies > 1 and plan.shard != "parameters" and (pipeline > 1 or kept):
+        if lasting and plan.shard != "parameters" and (pipeline > 1 or kept):
             added = whole  # what passes have added up, before it goes to buckets
         if pipeline > 1:
             buffers += 4 * output  # a message each way that is sent, and one that is received
@@ -213,10 +215,10 @@ def memory_of(
             mapped = gone.get(plan.shard, buffers) * (min(shared, sharers) - 1) / shared
         working, absent = float(own.back.max()) + 2 * output + arriving + added, 0.0
         if followed:
-            # Buckets are there from the beginning; what is added up, from the end of the first micro-batch on. If all
-            # micro-batches are under way by then, one of them is gone.
+            # Lasting buckets are there from the beginning; what is added up, from the end of the first micro-batch on.
+            # If all micro-batches are under way by then, one of them is gone.
             moments = [(held, True)]
-            if flight >= plan.micro_batches * plan.accumulate and (copies == 1 or plan.shard == "parameters"):
+            if flight >= plan.micro_batches * plan.accumulate and (not lasting or plan.shard == "parameters"):
                 moments = [(held, False), (held - saved, True)] if flight > 1 else [(held, False)]
             parts = 1 if plan.shard == "none" else shared
             working, absent = max(
