@@ -55,13 +55,7 @@ class Float32Formats:
 
     @classmethod
     def now(cls) -> "Float32Formats":
-        """Read the settings: by default convolutions run in TF32, matrix products do not.
-
-        Under autocast both are cast, which does not happen on the meta device.
-        """
-        for kind in ("cuda", "cpu"):
-            if torch.is_autocast_enabled(kind):
-                return cls(*2 * [_format_of(torch.get_autocast_dtype(kind))])
+        """Read the settings: by default convolutions run in TF32, matrix products do not."""
         found = []
         for place, old in ((torch.backends.cuda.matmul, None), (torch.backends.cudnn, "conv")):
             newer = getattr(place, old, None) if old else place
@@ -231,8 +225,6 @@ def _product(
     moved: float, fixed: float,
 ) -> Kernel:  # fmt: skip
     number_format = _format_of(given[0][0].dtype)
-    if number_format == "float32" and formats.products not in ("float32", "tf32"):
-        number_format = formats.products  # autocast's
     if packet is FUSED or packet is _FUSED_BACKWARD:
         query, key = args[1:3] if packet is _FUSED_BACKWARD else args[:2]
         causal = args[7 if packet is _FUSED_BACKWARD else 4] if len(args) > 4 else False

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
@@ -87,11 +86,10 @@ class Trace:
         default_factory=lambda: defaultdict(lambda: defaultdict(Tally))
     )
     passed_back: bool = False
-    formats: Float32Formats = field(default_factory=Float32Formats.now)  # of what runs now
     noise: set[int] = field(default_factory=set)  # storages of dropout's masks
     # Numbers that autograd had given when units and calls ran: a node of the backward pass has its maker's.
     numbers: list[int] = field(default_factory=list)
-    makers: list[tuple[tuple[int, int], Float32Formats]] = field(default_factory=list)
+    makers: list[tuple[int, int]] = field(default_factory=list)
     # What autograd keeps: unit, call, storage, bytes.
     saved: list[tuple[int, int, int, int]] = field(default_factory=list)
     # Of every storage that was made: bytes, and the places in `order` of its maker and of its last reader.
@@ -117,6 +115,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace, self.at, self.ignored, self.bytes_moved = trace, at, ignored, bytes_moved
         self.alive: list[Tensor] = []  # a storage's key is its own only while it lives
+        self.formats = Float32Formats.now()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         trace, recording = self.trace, self.trace.recording
@@ -164,22 +163,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             spent.calls += 1
             where = self.at[-1], trace.call
             trace.numbers.append(next_node())
-            trace.makers.append((where, trace.formats))
+            trace.makers.append(where)
             pairs = list(zip(given, given_keys, strict=True)), list(zip(made, made_keys, strict=True))
-            for kernel in kernels_of(func, args, *pairs, flops, trace.formats, trace.weights, trace.noise):
+            for kernel in kernels_of(func, args, *pairs, flops, self.formats, trace.weights, trace.noise):
                 trace.kernels[where][KernelKey("forward", kernel.name, kernel.kind, kernel.number_format)].add(kernel)
-
-
-class _Settings(TorchFunctionMode):
-    """Follows in which format products of float32 run: below functions torch does not tell autocast any more."""
-
-    def __init__(self, trace: Trace) -> None:
-        super().__init__()
-        self.trace = trace
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.trace.formats = Float32Formats.now()
-        return func(*args, **(kwargs or {}))
 
 
 class _WatchBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -187,7 +174,7 @@ class _WatchBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, trace: Trace, trained: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.trace = trace
+        self.trace, self.formats = trace, Float32Formats.now()
         self.shapes = {one.shape for one in trained}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -199,18 +186,17 @@ class _WatchBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not in_place and all(key in known for _, key in made):
             return out
         trace = self.trace
-        where, formats = self._maker()
         flops = flops_of(func, args, kwargs or {}, out)
-        found = kernels_of(func, args, given, made, flops, formats, trace.weights, trace.noise, self.shapes)
+        found = kernels_of(func, args, given, made, flops, self.formats, trace.weights, trace.noise, self.shapes)
         for one in found:
             key = KernelKey("backward", one.name, one.kind, one.number_format)
-            trace.kernels[where][key].add(one)
+            trace.kernels[self._maker()][key].add(one)
         return out
 
-    def _maker(self) -> tuple[tuple[int, int], Float32Formats]:
+    def _maker(self) -> tuple[int, int]:
         node, trace = node_that_runs(), self.trace
         if not trace.makers:
-            return (0, -1), trace.formats
+            return (0, -1)
         last = len(trace.makers) - 1
         return trace.makers[last if node is None else min(last, bisect_right(trace.numbers, node))]
 
@@ -283,7 +269,6 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trac
         recording = stack.enter_context(recorded(model, returned))
         trace = stack.enter_context(watching(recording, ignored, at))
         trace.weights = weights
-        stack.enter_context(_Settings(trace))
         for index, unit in enumerate(units):
 
             def enter(*_: Any, index: int = index) -> None:
