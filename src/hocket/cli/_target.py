@@ -56,7 +56,7 @@ def resolve_target(
     if name.startswith("transformer:"):
         return _shape(target.partition(":")[2])
     if ".py:" in target:
-        with _threads(sharers):
+        with _threads(sharers if device in (None, "cpu") else 1):  # on others no core computes
             return _function(target, device, degrees)
     if os.path.isfile(target):
         return _file(Path(target))
