@@ -146,16 +146,7 @@ def train(
     loader = DataLoader(data, batch_size=programs.BATCH, shuffle=True)
     sample = data.tensors[0][: programs.BATCH].to(device)
     trainer = hocket.Trainer(model, loss_fn, optimizer, plan, sample=sample)
-    if load:
-        trainer.load(load)
-    losses = []
-    while trainer.steps < until:
-        for batch in trainer.batches(loader):
-            losses.append(float(trainer.step(moved(batch, device))))
-            if trainer.steps == until:
-                break
-    if save:
-        trainer.save(save)
+    losses = losses_of(trainer, loader, device, load, save, until)
     held = {str(p.device) for p in trainer.model.parameters() if p.numel()}
     return {
         "losses": losses,
@@ -314,12 +305,10 @@ def failing(device: str, how: str, plan: Plan) -> tuple[str, float]:
 # --- optimizers whose counts of steps lie on the device ---------------------------------------------------------------
 
 
-def fused(device: str, plan: Plan, load: str = "", save: str = "", until: int = 6, kind: str = "fused") -> list[float]:
-    """Losses of Adam with all of its state on the device."""
-    model, data, loss_fn = setting("deep", torch.float64, device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, **({kind: True} if device != "cpu" else {}))
-    loader = DataLoader(data, programs.BATCH, shuffle=True)
-    trainer = hocket.Trainer(model, loss_fn, optimizer, plan, sample=data.tensors[0][: programs.BATCH].to(device))
+def losses_of(
+    trainer: hocket.Trainer, loader: DataLoader[Any], device: str, load: str, save: str, until: int
+) -> list[float]:
+    """Losses until so many steps are made, from a checkpoint and to one if they are named."""
     if load:
         trainer.load(load)
     losses = []
@@ -331,3 +320,12 @@ def fused(device: str, plan: Plan, load: str = "", save: str = "", until: int = 
     if save:
         trainer.save(save)
     return losses
+
+
+def fused(device: str, plan: Plan, load: str = "", save: str = "", until: int = 6, kind: str = "fused") -> list[float]:
+    """Losses of Adam with all of its state on the device."""
+    model, data, loss_fn = setting("deep", torch.float64, device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, **({kind: True} if device != "cpu" else {}))
+    loader = DataLoader(data, programs.BATCH, shuffle=True)
+    trainer = hocket.Trainer(model, loss_fn, optimizer, plan, sample=data.tensors[0][: programs.BATCH].to(device))
+    return losses_of(trainer, loader, device, load, save, until)
