@@ -199,3 +199,46 @@ def test_what_the_loss_was_computed_of_is_freed_before_gradients_come() -> None:
         trainer.step((torch.ones(8, 4), torch.arange(8)))
     assert alive
     assert not any(alive[-2:])
+
+
+_SEEN: set[int] = set()  # the Trainer puts back what a model's attributes were
+
+
+class _Counting(torch.nn.Module):
+    """Two layers that tell how many samples they were given; some models take one number of them alone."""
+
+    def __init__(self, only: int | None) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+        self.only = only
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        _SEEN.add(len(x))
+        return self.layers(x if self.only is None else x.view(self.only, 8))
+
+
+def samples_seen_while_built(accumulate: int, rows: int, only: int | None) -> tuple[set[int], list[int]]:
+    torch.manual_seed(0)
+    model = _Counting(only)
+    plan = Plan(tensor_parallel_degree=2, accumulate=accumulate)
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    hocket.Trainer(model, torch.nn.functional.mse_loss, sgd, plan, sample=torch.ones(rows, 8))
+    return _SEEN, [len(one) for one in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "rows", "only", "seen"),
+    [
+        (4, 64, None, {16}),  # a pass of training has so many
+        (1, 64, None, {64}),
+        (16, 64, None, {8}),  # fewer than eight say little
+        (1, 3, None, {3}),
+        (4, 64, 64, {16, 64}),  # a model that takes no part of its sample is given the whole
+    ],
+)
+def test_a_divided_model_is_examined_on_as_many_samples_as_a_pass_of_training_has(
+    accumulate: int, rows: int, only: int | None, seen: set[int]
+) -> None:
+    for found, lengths in run_ranks(samples_seen_while_built, 2, accumulate, rows, only, timeout_s=110):
+        assert found == seen
+        assert lengths == [8, 8, 4, 4]  # divided

@@ -38,6 +38,8 @@ from ..state import (
     is_deferred,
 )
 
+_LEAST_EXAMINED = 8
+"""Samples on which a divided model is compared with the whole: batch norm of two amplifies what is rounded."""
 T = TypeVar("T")
 Inputs = tuple[Any, ...] | dict[str, Any]
 
@@ -107,11 +109,16 @@ def divide_tensors(draft: Draft) -> None:
 
     All ranks hold rank 0's model by now, see `compose`.
 
-    A model that has no memory yet is examined on two samples: activations of more might take more than a rank's part.
+    It is examined on as much of the sample as a rank has at once in training: more would take more memory than training
+    does. Of a model that has no memory yet that is two samples: activations of more might take more than a rank's part.
     """
-    model = draft.model
+    model, plan = draft.model, draft.plan
     full = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    few = _micro_batch(draft.inputs, sys.maxsize) if any(map(is_deferred, model.parameters())) else draft.inputs
+    if any(map(is_deferred, model.parameters())):
+        few = _micro_batch(draft.inputs, sys.maxsize)
+    else:
+        parts = draft.mesh["data"].size * plan.accumulate * plan.micro_batches
+        few = _micro_batch(draft.inputs, parts, _LEAST_EXAMINED)
     try:
         try:
             form = parallelize(model, draft.mesh["tensor"], few, sequence=draft.plan.sequence_parallel, aligned=True)
@@ -288,9 +295,11 @@ CARRIED: dict[str, Callable[[Draft], None]] = {
 """By the name of an axis, how a model is divided along it, in this order. An axis that only replicates has no line."""
 
 
-def _micro_batch(sample: Inputs, parts: int) -> Inputs:
+def _micro_batch(sample: Inputs, parts: int, least: int = 2) -> Inputs:
     """Return one of so many parts of a batch, with two samples at the least, which batch norm wants."""
     whole = samples_in(sample)
-    each = max(2, whole // parts)
+    each = max(least, whole // parts)
+    if each >= whole:
+        return sample
     part: Inputs = mapped(sample, lambda one: one[:each] if one.dim() and len(one) == whole else one)
     return part
