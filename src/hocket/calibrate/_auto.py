@@ -1,8 +1,9 @@
 """`plan="auto"`: the model and the network are measured by all ranks at once, and the planner's choice is taken."""
 
+import dataclasses
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,10 +19,18 @@ from hocket.workload import trial
 
 from ._calibrate import calibrate
 from ._kept import VARIABLE, busy, keep, key_of, taken
-from ._references import Calibration
+from ._loss import loss_by_made_up_targets, with_loss
+from ._references import Calibration, kind_of
 
 
-def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World, seconds: float | None = None) -> Plan:
+def auto_plan(
+    model: torch.nn.Module,
+    optimizer: Any,
+    sample: Any,
+    world: World,
+    seconds: float | None = None,
+    loss_fn: Callable[[Any, Any], Any] | None = None,
+) -> Plan:
     """Return the plan that is predicted to be the fastest of those that fit; a collective operation.
 
     Pipelines are considered if the model can be traced; tensor parallelism and sharding if the optimizer can update a
@@ -33,6 +42,8 @@ def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World,
         sample: Inputs of a global batch.
         world: All ranks.
         seconds: See `calibrate`.
+        loss_fn: Of output and target, as the Trainer has it: what it keeps and takes is counted, if a target can be
+            made up for it (`_loss`). None where it is not known.
 
     Raises:
         PlanError: there is no sample, it is smaller than the world, or nothing fits.
@@ -55,6 +66,8 @@ def auto_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: World,
         fixed: dict[str, Any] = {} if _can_split(model, inputs) else {"pipeline_parallel_degree": 1}
         if not _can_divide(optimizer):
             fixed |= {"shard": "none", **{axis.field: 1 for axis in AXES if axis.elementwise}}
+        if loss_fn is not None:
+            measured = _with_loss(measured, model, optimizer, inputs, world, loss_fn)
         found = _chosen(measured, world.size, batch, fixed)
     document, refused = world.from_root(found)
     if document is None:
@@ -79,6 +92,23 @@ def _measured(model: torch.nn.Module, optimizer: Any, inputs: Any, world: World,
     measured = calibrate(model, optimizer, inputs, world, partial(_say, world), seconds)
     if world.rank == 0 and not others:
         keep(key, measured)
+    return measured
+
+
+def _with_loss(
+    measured: Calibration, model: torch.nn.Module, optimizer: Any, inputs: Any, world: World, loss_fn: Any
+) -> Calibration:
+    """Return the calibration with the loss in its workload; as it is, and said, where the loss cannot be run."""
+    each = max(1, samples_in(inputs) // world.size)
+    part = mapped(inputs, lambda one: one[:each] if one.dim() else one)
+    try:
+        loss, why = loss_by_made_up_targets(loss_fn, model, part)
+        if loss is not None:
+            workload = with_loss(measured.workload, model, part, loss, kind_of(optimizer))
+            return dataclasses.replace(measured, workload=workload)
+    except Exception as error:  # of a user's model and loss, while other ranks wait
+        why = f"{type(error).__name__}: {error}"
+    _say(world, f"an automatic plan: the loss is not measured ({why}); its memory and time come on top")
     return measured
 
 

@@ -6,9 +6,11 @@ turns, so that a slow phase of the machine meets all alike: it is their differen
 """
 
 import dataclasses
+import io
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -234,7 +236,8 @@ def _step(probe: _Probe, device: torch.device, world: World) -> Callable[[], Any
         model = _model(probe).to(device)
     batch = torch.zeros(probe.rows * world.size, probe.width, device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    trainer = Trainer(model, torch.nn.functional.mse_loss, optimizer, probe.plan, sample=batch[:2])
+    with redirect_stderr(io.StringIO()):  # what is said of a model that is none of the user's
+        trainer = Trainer(model, torch.nn.functional.mse_loss, optimizer, probe.plan, sample=batch[:2])
     return partial(trainer.step, (batch, batch))
 
 

@@ -3,11 +3,13 @@
 import copy
 import dataclasses
 import gc
+import io
 import logging
 import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -211,8 +213,8 @@ def _in_memory(plans: Sequence[Plan], known: Calibration, workers: int, batch: i
 
 def _built(plan: Plan, model: torch.nn.Module, optimizer: Any, inputs: Any) -> tuple[Callable[[], Any] | None, str]:
     """Return a step of the plan that was made once, or why there is none: each model fails in its own way."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a plan that is only tried
+    with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # what is said of a plan that is only tried
+        warnings.simplefilter("ignore")
         try:
             device = next((p.device for p in model.parameters()), torch.device("cpu"))
             own, updates = copy.deepcopy((model, optimizer))

@@ -113,7 +113,11 @@ class Trainer:
                 'plan="auto" trains the whole model to measure it, and this one has no memory yet; take a plan of '
                 "`hocket plan`, which works by FLOPs and bytes"
             )
-        chosen = pkgutil.resolve_name(AUTO_PLANNER)(model, optimizer, sample, world) if automatic else read_plan(plan)
+        if automatic:
+            planner = pkgutil.resolve_name(AUTO_PLANNER)
+            chosen = planner(model, optimizer, sample, world, loss_fn=loss_fn or loss_of_model)
+        else:
+            chosen = read_plan(plan)
         self.plan = chosen.resolve(world.size)
         self.optimizer = optimizer
         self.steps = 0
