@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,22 @@ def test_state_of_the_optimizer_plain_attributes_and_chosen_algorithms_count(
         table.write_text(text)
         found.append(key_of())
     assert len(set(found)) == len(found)
+
+
+def test_a_loss_counts_by_its_source_and_its_settings() -> None:
+    losses = [
+        torch.nn.functional.mse_loss,
+        torch.nn.functional.l1_loss,
+        partial(torch.nn.functional.huber_loss, delta=0.5),
+        partial(torch.nn.functional.huber_loss, delta=1.0),
+        torch.nn.CrossEntropyLoss(),
+        torch.nn.CrossEntropyLoss(label_smoothing=0.1),
+        lambda output, target: (output - target).sum(),
+        lambda output, target: (output - target).mean(),
+    ]
+    found = [kept.key_with_loss("c" * 64, one) for one in losses]
+    assert found == [kept.key_with_loss("c" * 64, one) for one in losses]
+    assert len({*found, "c" * 64}) == 1 + len(losses)
 
 
 def test_threads_count(world: World) -> None:

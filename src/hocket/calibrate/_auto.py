@@ -18,7 +18,7 @@ from hocket.planner import AXES, Plan, PlanError, PlanFinding, search, with_reas
 from hocket.workload import trial
 
 from ._calibrate import calibrate
-from ._kept import VARIABLE, busy, keep, key_of, taken
+from ._kept import VARIABLE, busy, keep, key_of, key_with_loss, taken
 from ._loss import loss_by_made_up_targets, with_loss
 from ._references import Calibration, kind_of
 
@@ -60,14 +60,12 @@ def auto_plan(
         rule = f"the sample has {batch} of the global batch's samples, and there are {world.size} workers"
         raise PlanError("no plan was found:", [PlanFinding("sample", rule, "pass the inputs of a whole batch")])
     begin = time.perf_counter()
-    measured = _measured(model, optimizer, inputs, world, seconds)
+    measured = _measured(model, optimizer, inputs, world, seconds, loss_fn)
     found: tuple[dict[str, Any] | None, str] = (None, "")
     if world.rank == 0:
         fixed: dict[str, Any] = {} if _can_split(model, inputs) else {"pipeline_parallel_degree": 1}
         if not _can_divide(optimizer):
             fixed |= {"shard": "none", **{axis.field: 1 for axis in AXES if axis.elementwise}}
-        if loss_fn is not None:
-            measured = _with_loss(measured, model, optimizer, inputs, world, loss_fn)
         found = _chosen(measured, world.size, batch, fixed)
     document, refused = world.from_root(found)
     if document is None:
@@ -77,22 +75,40 @@ def auto_plan(
     return plan
 
 
-def _measured(model: torch.nn.Module, optimizer: Any, inputs: Any, world: World, seconds: float | None) -> Calibration:
-    """Return the calibration that is kept of this model on these ranks, or measure and keep one."""
+def _measured(
+    model: torch.nn.Module, optimizer: Any, inputs: Any, world: World, seconds: float | None, loss_fn: Any
+) -> Calibration:
+    """Return the calibration that is kept of this model on these ranks, or measure and keep one.
+
+    One with the loss is kept besides: the same plan is found again, and other losses need no other measurement of all.
+    """
     key = key_of(model, optimizer, inputs, world)
-    known = world.from_root(taken(key) if world.rank == 0 else None)
+    own = key if loss_fn is None else key_with_loss(key, loss_fn)
+    known, whole = world.from_root(_kept(own, key) if world.rank == 0 else (None, False))
+    others = ""
+    if known is None or not whole:
+        others = next(filter(None, world.from_all(busy())), "")
     if known is not None:
         _say(world, f"an automatic plan: what was measured before is taken ({VARIABLE}=again measures anew)")
-        return known
-    others = next(filter(None, world.from_all(busy())), "")
-    lasts = f"about {seconds:.0f} s" if seconds else "one to two minutes"
-    _say(world, f"an automatic plan: measuring the model and {world.size} ranks, for {lasts}")
-    if others:
-        _say(world, f"others use this machine ({others}): times may come out too long, and are not kept")
-    measured = calibrate(model, optimizer, inputs, world, partial(_say, world), seconds)
-    if world.rank == 0 and not others:
-        keep(key, measured)
-    return measured
+    else:
+        lasts = f"about {seconds:.0f} s" if seconds else "one to two minutes"
+        _say(world, f"an automatic plan: measuring the model and {world.size} ranks, for {lasts}")
+        if others:
+            _say(world, f"others use this machine ({others}): times may come out too long, and are not kept")
+        known = calibrate(model, optimizer, inputs, world, partial(_say, world), seconds)
+        if world.rank == 0 and not others:
+            keep(key, known)
+    if world.rank == 0 and own != key and not whole:
+        known = _with_loss(known, model, optimizer, inputs, world, loss_fn)
+        if not others:
+            keep(own, known)
+    return known
+
+
+def _kept(own: str, plain: str) -> tuple[Calibration | None, bool]:
+    """Return the calibration that is kept, and whether it has the loss."""
+    found = taken(own)
+    return (found, True) if found is not None else (taken(plain), own == plain)
 
 
 def _with_loss(

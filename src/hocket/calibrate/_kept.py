@@ -4,6 +4,7 @@ A file is JSON, so that reading one runs nothing; a file that cannot be read, or
 """
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import json
@@ -57,6 +58,19 @@ def key_of(model: torch.nn.Module, optimizer: Any, inputs: Any, world: World) ->
     ]
     every = world.from_all([*machine, hashlib.sha256(repr(form).encode()).hexdigest()])
     return hashlib.sha256(repr(every).encode()).hexdigest()
+
+
+def key_with_loss(key: str, loss_fn: Any) -> str:
+    """Return what a calibration depends on whose workload has a loss: its source, or its class and settings."""
+    return hashlib.sha256(repr((key, _named(loss_fn))).encode()).hexdigest()
+
+
+def _named(function: Any) -> Any:
+    if isinstance(function, torch.nn.Module):
+        return repr(function), _source(type(function)), _plain(function)
+    if isinstance(function, functools.partial):
+        return _named(function.func), repr(function.args), repr(sorted(function.keywords.items()))
+    return _source(function) if hasattr(function, "__qualname__") else _source(type(function))
 
 
 def busy() -> str:
@@ -139,7 +153,7 @@ def _device(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _source(kind: type) -> str:
+def _source(kind: Any) -> str:
     try:
         # Not the module: a script's is "__main__" where it runs, and another where it is imported.
         return f"{kind.__qualname__}:{inspect.getsource(kind)}"
