@@ -10,6 +10,7 @@ import torch.distributed as dist
 from hocket.comm import CollectiveMismatchError, torch_adapter
 from hocket.testing import run_ranks
 
+_SINCE_2_15 = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
 pytestmark = pytest.mark.skipif(not torch_adapter.HAS_HOOKS, reason="torch < 2.14; `make test-newest-torch` runs it")
 
 
@@ -82,10 +83,12 @@ def _hooks():
 
 def test_hooks_see_every_operation_and_change_nothing():
     names, *_ = run_ranks(_hooks, 3)
-    assert names >= {
+    known = {
         "ALLREDUCE", "BROADCAST", "REDUCE", "ALLGATHER", "ALLGATHER_BASE", "REDUCE_SCATTER", "REDUCE_SCATTER_BASE",
         "ALLTOALL_BASE", "ALLTOALL", "SCATTER", "GATHER", "BARRIER", "SEND", "RECV",
     }  # fmt: skip
+    # torch 2.14 has one name for both forms, on every backend.
+    assert names >= (known if _SINCE_2_15 else {name for name in known if not name.endswith("_BASE")})
 
 
 def _split():
@@ -103,6 +106,7 @@ def _split():
     return value[0].item()
 
 
+@pytest.mark.skipif(not _SINCE_2_15, reason="torch 2.14 splits groups on accelerators only")
 def test_a_group_is_split():
     assert run_ranks(_split, 4) == [2.0, 4.0, 2.0, 4.0]
 
@@ -119,6 +123,7 @@ def _recorded():
     return [(entry["profiling_name"], entry["input_sizes"]) for entry in entries]
 
 
+@pytest.mark.skipif(not _SINCE_2_15, reason="torch 2.14 gives no backend's records by its name")
 def test_the_flight_recorder_records_where_it_is_asked_for():
     first, second = run_ranks(_recorded, 2, backend=None)
     assert ("hocket:all_reduce", [[7]]) in first
