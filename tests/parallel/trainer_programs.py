@@ -49,7 +49,7 @@ def train_by_measurement() -> Any:
     optimizer = programs.OPTIMIZERS["adam"](model.parameters())
     inputs = data.tensors[0]
     refused = []
-    for sample in (None, inputs[:1]):
+    for sample in (None, inputs[:1], data[: programs.BATCH]):  # the last with targets
         try:
             hocket.Trainer(model, loss_fn, optimizer, "auto", sample=sample)
         except PlanError as error:

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from hocket.parallel.batches import mapped, samples_in
+from hocket.parallel.batches import called, mapped, samples_in
 from hocket.parallel.mesh import World
 from hocket.parallel.partition import DRY_RUNS
 from hocket.parallel.pipeline import SplitError, trace
 from hocket.parallel.state import check_elementwise
 from hocket.planner import AXES, Plan, PlanError, PlanFinding, search, with_reasons
 from hocket.workload import trial
+from hocket.workload.division import unchanged
 
 from ._calibrate import calibrate
 from ._kept import VARIABLE, busy, keep, key_of, key_with_loss, taken
@@ -46,7 +47,8 @@ def auto_plan(
             made up for it (`_loss`). None where it is not known.
 
     Raises:
-        PlanError: there is no sample, it is smaller than the world, or nothing fits.
+        PlanError: there is no sample, it is smaller than the world, the model cannot be run on it, or nothing fits; on
+            every rank.
     """
     if world.size == 1:
         return Plan()
@@ -60,6 +62,7 @@ def auto_plan(
         rule = f"the sample has {batch} of the global batch's samples, and there are {world.size} workers"
         raise PlanError("no plan was found:", [PlanFinding("sample", rule, "pass the inputs of a whole batch")])
     begin = time.perf_counter()
+    _check_sample(model, inputs, world)
     measured = _measured(model, optimizer, inputs, world, seconds, loss_fn)
     found: tuple[dict[str, Any] | None, str] = (None, "")
     if world.rank == 0:
@@ -73,6 +76,30 @@ def auto_plan(
     plan = Plan.from_json(document)
     _say(world, f"the plan is {plan.resolve(world.size).describe()}, found in {time.perf_counter() - begin:.0f} s")
     return plan
+
+
+def _check_sample(model: torch.nn.Module, inputs: Any, world: World) -> None:
+    """Run the model on a rank's part of the sample, and have all ranks say what is wrong if one cannot."""
+    failure: Exception | None = None
+    try:
+        with unchanged(model), torch.no_grad():
+            model.train()
+            called(model, _part(inputs, world))
+    except Exception as error:  # whatever a user's forward raises
+        failure = error
+    said = next(filter(None, world.from_all("" if failure is None else f"{type(failure).__name__}: {failure}")), "")
+    if said:
+        rule = f"the model cannot be run on it: {said}"
+        remedy = (
+            "pass what the model's forward takes, without targets: a tuple is model(*sample), a mapping model(**sample)"
+        )
+        raise PlanError("no plan was found:", [PlanFinding("sample", rule, remedy)]) from failure
+
+
+def _part(inputs: Any, world: World) -> Any:
+    """Return a rank's part of a global batch."""
+    each = max(1, samples_in(inputs) // world.size)
+    return mapped(inputs, lambda one: one[:each] if one.dim() else one)
 
 
 def _measured(
@@ -115,8 +142,7 @@ def _with_loss(
     measured: Calibration, model: torch.nn.Module, optimizer: Any, inputs: Any, world: World, loss_fn: Any
 ) -> Calibration:
     """Return the calibration with the loss in its workload; as it is, and said, where the loss cannot be run."""
-    each = max(1, samples_in(inputs) // world.size)
-    part = mapped(inputs, lambda one: one[:each] if one.dim() else one)
+    part = _part(inputs, world)
     try:
         loss, why = loss_by_made_up_targets(loss_fn, model, part)
         if loss is not None:

@@ -103,6 +103,7 @@ def test_a_plan_found_by_measurement_trains_as_one_process_and_says_why(tmp_path
         assert plan["reasons"]
         assert "pass Trainer(..., sample=inputs)" in refused[0]
         assert "the sample has 1 of the global batch's samples, and there are 2 workers" in refused[1]
+        assert "sample: the model cannot be run on it: TypeError" in refused[2]
 
 
 def test_calibration_measures_what_dividing_tensors_costs_and_leaves_a_model_that_can_be_divided() -> None:
