@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import operator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -94,6 +96,116 @@ def same_numbers(steps: list[tuple[str, bool]]) -> None:
     for one, other, kept in zip(model.parameters(), plain.parameters(), parameters, strict=True):
         assert one is kept
         torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=0)
+
+
+def _both(change: Any, steps: list[tuple[str, bool]]) -> tuple[nn.Module, nn.Module]:
+    """Return a plain model that was changed, and a deferred one that was changed likewise and has its numbers now."""
+    found = []
+    for build in (Program, functools.partial(hocket.deferred, Program)):
+        torch.manual_seed(3)
+        model = build(steps)
+        found.append(change(model) or model)
+    held = Deferred.of(found[1])
+    assert held is not None
+    held.finish()
+    assert all(type(one) is nn.Parameter for one in found[1].parameters())
+    return found[0], found[1]
+
+
+def _same(plain: nn.Module, found: nn.Module) -> None:
+    for name, expected in plain.state_dict().items():
+        assert torch.equal(found.state_dict()[name], expected), name
+        assert found.state_dict()[name].dtype == expected.dtype, name
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(sorted({*STEPS} - {"replaced"})), st.booleans()), max_size=3),
+    st.lists(st.tuples(st.sampled_from(sorted({*STEPS} - {"replaced", "one number"})), st.booleans()), max_size=5),
+)
+def test_what_is_done_to_parameters_later_is_done_to_their_numbers(
+    steps: list[tuple[str, bool]], later: list[tuple[str, bool]]
+) -> None:
+    def change(model: Any) -> None:
+        with torch.no_grad():
+            for name, swapped in later:
+                pair = model.one.weight, model.other.weight
+                STEPS[name](*(reversed(pair) if swapped else pair))
+
+    _same(*_both(change, steps))
+
+
+def _loaded(model: nn.Module) -> None:
+    model.load_state_dict({name: torch.full_like(one, 0.25) for name, one in Program([]).state_dict().items()})
+
+
+def _applied(model: nn.Module) -> None:
+    def drawn(one: nn.Module) -> None:
+        if isinstance(one, nn.Linear):
+            nn.init.xavier_normal_(one.weight)
+
+    torch.manual_seed(7)
+    model.apply(drawn)
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for one in model.parameters():
+            one.zero_()
+    return other
+
+
+def _no_gradient(model: Any, change: Any) -> None:
+    with torch.no_grad():
+        change(model)
+
+
+CHANGES: dict[str, Any] = {
+    "loaded": _loaded,
+    "applied": _applied,
+    "copied": _copied,
+    "double": lambda m: m.double(),
+    "bfloat16": lambda m: m.to(torch.bfloat16),
+    "double, then changed": lambda m: _no_gradient(m.double(), lambda o: o.one.weight.mul_(1.1)),
+    "frozen": lambda m: m.requires_grad_(False) and None,
+    "data": lambda m: m.one.weight.data.normal_(0, 0.1) is None or None,
+    "view of data": lambda m: _no_gradient(m, lambda o: o.one.weight.data.t()[3:5].add_(1.0)),
+    "detached": lambda m: m.one.weight.detach().view(-1)[7:].mul_(3.0) is None or None,
+    "item": lambda m: _no_gradient(m, lambda o: o.one.weight.__setitem__(5, torch.arange(float(SIDE)))),
+    "augmented": lambda m: _no_gradient(m, lambda o: operator.imul(o.one.weight, 2.0)),
+    "parts": lambda m: _no_gradient(m, lambda o: [one.mul_(2.0) for one in o.one.weight.chunk(3)]),
+    "all at once": lambda m: _no_gradient(m, lambda o: torch._foreach_mul_(list(o.parameters()), 0.5)),
+    "out": lambda m: _no_gradient(m, lambda o: torch.mul(torch.ones(SIDE, SIDE), 0.1, out=o.one.weight)),
+    "other data": lambda m: setattr(m.one.weight, "data", torch.full((SIDE, SIDE), 0.3)),
+    "data of another type": lambda m: setattr(m.one.weight, "data", torch.full((SIDE, SIDE), 0.3, dtype=torch.float64)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.filterwarnings("error")
+def test_a_deferred_model_is_changed_as_a_plain_one(name: str) -> None:
+    _same(*_both(CHANGES[name], [("both", False)]))
+
+
+def test_what_cannot_be_done_to_a_deferred_parameter_is_refused() -> None:
+    model = hocket.deferred(Program, [])
+    weight = model.one.weight
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+        weight.mul_(2.0)
+    with torch.no_grad():
+        with pytest.raises(RuntimeError, match="copy_ has numbers of other tensors that are not there yet"):
+            weight.copy_(weight * 2)
+        with pytest.raises(RuntimeError, match="resize_ changes its memory"):
+            weight.resize_(3)
+        with pytest.raises(RuntimeError, match="changes several deferred parameters at once"):
+            torch.linalg.qr(torch.rand(SIDE, SIDE), out=(weight, model.other.weight))
+    for move in (lambda: model.to("cpu"), lambda: weight.cpu()):
+        with pytest.raises(NotImplementedError, match="build it on its device"):
+            move()
+    assert weight.is_meta
+    assert isinstance(weight, nn.Parameter)
+    assert (weight * 2).is_meta
 
 
 def test_what_is_no_model_or_has_lost_its_buffers_is_refused() -> None:

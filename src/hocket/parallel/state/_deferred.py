@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from hocket.sharding import as_local
 
 from ..mesh import World
+from ._deferred_parameter import DeferredParameter, deferred_parameter
 from .memory import give_back
 
 _SMALL_NBYTES: Final = 2**16  # tensors below are made at once
@@ -117,6 +118,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return view
         name = func.overloadpacket.__name__
         written = {id(one): one for t in _written(func, args, kwargs) if (one := self.of(t)) is not None}
+        if len(written) > 1:
+            return self._one_by_one(func, args, kwargs)
         fresh = name in _OVERWRITING and bool(written) and self._covered(args[0])
         wanted = []
         for key, one in touched.items():
@@ -152,6 +155,19 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.adopt(out, [] if name in _EMPTY else [line])
         self._evict()
         return result
+
+    def _one_by_one(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Do for each tensor what an operator does to a list of them; a line fills one."""
+        name, count = func.overloadpacket.__name__, len(args[0]) if args and isinstance(args[0], list | tuple) else 0
+        if not name.startswith("_foreach_") or not count:
+            raise RuntimeError(f"{name} changes several deferred parameters at once; change one after the other")
+
+        def one(value: Any, number: int) -> Any:
+            return [value[number]] if isinstance(value, list | tuple) and len(value) == count else value
+
+        for number in range(count):
+            each = [one(value, number) for value in args], {key: one(value, number) for key, value in kwargs.items()}
+            self._dispatch(func, *each)
 
     def adopt(self, tensor: torch.Tensor, lines: list[_Line]) -> None:
         """Take in a tensor; its memory is given back."""
@@ -327,8 +343,11 @@ def deferred(build: Callable[..., torch.nn.Module], *args: Any, **kwargs: Any) -
         ledger.keep(tensor)
     for parameter in model.parameters():
         if ledger.of(parameter) is not None:
-            _swap(parameter, torch.nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad))
-            getattr(parameter, _ATTRIBUTE).append(ledger)
+            other: Any = deferred_parameter(parameter, ledger)
+            torch.utils.swap_tensors(parameter, other)  # type: ignore[no-untyped-call]
+            shown, hollow = cast(DeferredParameter, parameter), other  # optimizers that hold it notice nothing
+            shown.hollow = hollow
+            setattr(shown, _ATTRIBUTE, ledger)
     return model
 
 
@@ -340,12 +359,6 @@ def _attributes(model: torch.nn.Module) -> Iterator[torch.Tensor]:
         ):
             if isinstance(leaf, torch.Tensor) and not isinstance(leaf, torch.nn.Parameter):
                 yield leaf
-
-
-def _swap(parameter: torch.nn.Parameter, other: torch.nn.Parameter) -> None:
-    """Have `parameter` be what `other` is, and keep what it was; optimizers that hold it notice nothing."""
-    torch.utils.swap_tensors(parameter, other)  # type: ignore[no-untyped-call]
-    setattr(parameter, _ATTRIBUTE, [other])
 
 
 class Deferred:
@@ -362,12 +375,12 @@ class Deferred:
 
     def __init__(self, model: torch.nn.Module) -> None:
         found = [p for p in model.parameters() if p.is_meta]
-        self.known = all(hasattr(p, _ATTRIBUTE) for p in found)
+        self.known = all(isinstance(p, DeferredParameter) for p in found)
         self._ledgers: list[Ledger] = []
         stand_ins = Ledger(known=False)
         for number, parameter in enumerate(found):
-            if hasattr(parameter, _ATTRIBUTE):
-                hollow, ledger = getattr(parameter, _ATTRIBUTE)
+            if isinstance(parameter, DeferredParameter):
+                hollow, ledger = parameter.hollow, parameter.ledger
             else:
                 hollow, ledger = (
                     torch.nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad),
