@@ -94,7 +94,7 @@ def test_products_are_those_of_single_steps(kind: type[nn.RNNBase], variant: str
 
 @pytest.mark.parametrize(("kind", "nbytes"), [(nn.LSTM, 736_000_000), (nn.GRU, 864_000_000)])
 def test_cudnn_keeps_what_it_has_said_to_keep(kind: type[nn.RNNBase], nbytes: int) -> None:
-    """pytorch/pytorch#2895: four layers of 320 units; their 23 and 27 numbers are of 25,000 rows together."""
+    """pytorch/pytorch#2895: four layers of 320 units, by their parameters; 25,000 rows, by the ratio of the sizes."""
     layer = kind(123, 320, 4).to("meta")
     found = taken(nn.Sequential(layer, First()), torch.empty(500, 50, 123, device="meta"))
     states = (1 + (kind is nn.LSTM)) * 4 * 50 * 320 * 4

@@ -24,8 +24,10 @@ RECURRENT = _aten._cudnn_rnn
 RECURRENT_BACKWARD = _aten._cudnn_rnn_backward
 _KINDS = ("rnn_relu", "rnn_tanh", "lstm", "gru")  # by cuDNN's numbers
 # Of each hidden unit and step, numbers that cuDNN keeps for the backward pass: an LSTM's four gates, cell and output; 7
-# of a GRU. What the last layer gives is kept by the operator, not by cuDNN. cuDNN itself said 736,000,000 and
-# 864,000,000 bytes of four layers, which are 23 and 27 numbers (pytorch/pytorch#2895). Of others nothing was found.
+# of a GRU. What the last layer gives is kept by the operator, not by cuDNN. cuDNN itself has said 736,000,000 and
+# 864,000,000 bytes of the same rows (pytorch/pytorch#2895). Parameters there are those of four layers of 320 units, of
+# which 23 and 27 numbers are kept, as the ratio of the sizes is; rows (25,000) follow, and are not published. Of others
+# nothing was found.
 _KEPT = {"lstm": 6, "gru": 7}
 _GATES = {"lstm": 4, "gru": 3}
 _FLAT = (torch.float16, torch.float32, torch.float64)  # types in which torch lays a module's weights into one tensor
