@@ -174,7 +174,7 @@ def test_the_update_of_a_captured_model_goes_over_its_tensors_kernel_by_kernel()
 
 
 def test_a_constant_that_is_no_share_is_refused() -> None:
-    for name in ("float32_share", "attention32_share", "strided_share", "batch_norm_share"):
+    for name in ("float32_share", "attention32_share", "strided_share", "batch_norm_share", "recurrent_share"):
         with pytest.raises(PlanError, match="is no share"):
             Constants.of({name: 0.0})
         assert getattr(Constants.of({name: 0.5}), name) == 0.5

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
 from hocket.workload import Operation, Workload, WorkloadError, capture, parse
 
@@ -225,6 +226,21 @@ def test_a_backward_pass_that_meta_cannot_run_is_taken_for_twice_the_forward_pas
     found = captured(Model(), ROWS, WIDTH)
     assert found.source.endswith("its backward pass taken for twice the forward pass")
     assert {one.phase for layer in found.layers for one in layer.operations} == {"both"}
+
+
+def test_checkpointed_attention_runs_again_in_a_backward_pass_that_is_counted() -> None:
+    def attend(x: Tensor) -> Tensor:
+        return scaled_dot_product_attention(x, x, x)
+
+    class Attention(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = checkpoint(attend, super().forward(x), use_reentrant=False)
+            return found
+
+    found = captured(Attention(64, 64), 2, 4, ROWS, 64)
+    assert found.source == "captured on the meta device"
+    once = operations(found, "forward")["attention"].flops
+    assert operations(found, "backward")["attention backward"].flops == (1 + 2.5) * once
 
 
 def test_gradients_and_settings_stay_as_they_are() -> None:

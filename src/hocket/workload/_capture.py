@@ -86,7 +86,8 @@ def capture(
             timing = time_of(here, units, batch, run, repeats)
             optimizer_s = optimizer_time(here, optimizer)
         alone = partial(dry_shares, here, units, batch, run, dry_runs or {}, degrees)
-        layers = _layers(here, units, trace, peaks, timing, _STATE[optimizer], degrees, alone, repeats)
+        in_steps = partial(trace_of, here, units, batch, run, recurrent=False) if timing is None else None
+        layers = _layers(here, units, trace, peaks, timing, _STATE[optimizer], degrees, alone, repeats, in_steps)
     size = samples(batch)
     precision = str(next((p.dtype for p in here.parameters()), torch.float32)).removeprefix("torch.")
     source = "captured on the meta device" if place.type == "meta" else f"captured on {place.type}"
@@ -106,6 +107,7 @@ def _layers(
     degrees: Sequence[int],
     alone: Callable[[Mapping[int, tuple[int, int, int]], int], dict[int, tuple[Share, ...]]],
     repeats: int,
+    in_steps: Callable[[], Trace] | None,
 ) -> tuple[Layer, ...]:
     order = list(dict.fromkeys(trace.order))  # a unit that runs twice stands where it ran first
     order += [index for index in range(len(units)) if index not in order]
@@ -118,7 +120,7 @@ def _layers(
         own = [*units[index].module.parameters(), *(loose if place[index] == 0 else ())]
         held[index] = Holding([one for one in own if id(one) not in counted], states)
         counted.update(id(one) for one in own)
-    shares = shares_of(model, trace, held, degrees, known=timing is None)
+    shares = shares_of(model, trace, held, degrees, known=timing is None, in_steps=in_steps)
     state = {index: holding.nbytes() for index, holding in held.items()}
     for index, found in alone(state, repeats if timing else 0).items():
         shares[index] = (*shares.get(index, ()), *found)

@@ -6,14 +6,14 @@ them without torch.compile; what was looked up is said where it is used.
 
 import math
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from ._share import FORMATS
+from ._kernel import Float32Formats, Kernel, format_of, often
+from ._recurrent import RECURRENT, RECURRENT_BACKWARD, recurrent_flops, recurrent_kernels
 
 _aten = torch.ops.aten
 FUSED = _aten._scaled_dot_product_flash_attention_for_cpu
@@ -46,49 +46,6 @@ _BATCH_NORMS_BACK = _named("native_batch_norm_backward", "cudnn_batch_norm_backw
 _CONVOLUTIONS = _named("convolution", "_convolution", "cudnn_convolution", "convolution_backward")
 
 
-@dataclass(frozen=True)
-class Float32Formats:
-    """In which formats products of float32 run on a GPU, by torch's settings: "float32", as IEEE has it, or "tf32"."""
-
-    products: str
-    convolutions: str
-
-    @classmethod
-    def now(cls) -> "Float32Formats":
-        """Read the settings: by default convolutions run in TF32, matrix products do not."""
-        found = []
-        for place, old in ((torch.backends.cuda.matmul, None), (torch.backends.cudnn, "conv")):
-            newer = getattr(place, old, None) if old else place
-            said = getattr(newer, "fp32_precision", None)
-            found.append("tf32" if (said == "tf32" if said else place.allow_tf32) else "float32")
-        return cls(*found)
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """What an operator launches, as an `Operation` has it.
-
-    Attributes:
-        name: What such kernels are called together.
-        kind: Of `Operation.kind`.
-        number_format: Of products, and of what is done for their sake; "" of others.
-        flops: Floating-point operations.
-        performed: Those that are computed, where that is known to differ; 0 elsewhere.
-        moved: Bytes that are read and written.
-        fixed: Of these, weights.
-        calls: How many.
-    """
-
-    name: str
-    kind: str = ""
-    number_format: str = ""
-    flops: float = 0.0
-    performed: float = 0.0
-    moved: float = 0.0
-    fixed: float = 0.0
-    calls: int = 1
-
-
 def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     """Return the floating-point operations of an operator."""
     packet = func.overloadpacket
@@ -97,6 +54,8 @@ def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     if packet is _aten.mkldnn_rnn_layer:  # torch's own table lacks it
         x, inputs, hidden = args[:3]
         return float(2 * x.shape[0] * x.shape[1] * (inputs.numel() + hidden.numel()))
+    if packet is RECURRENT or packet is RECURRENT_BACKWARD:
+        return recurrent_flops(packet, args)
     if packet is FUSED:  # which torch 2.13's table lacks: two products of queries, keys and values
         query, key, value = (one.shape for one in args[:3])
         return float(2 * query[:-1].numel() * key[-2] * (query[-1] + value[-1]))
@@ -134,6 +93,8 @@ def kernels_of(
     packet = func.overloadpacket
     if packet in _NOTHING:
         return []
+    if packet is RECURRENT or packet is RECURRENT_BACKWARD:
+        return recurrent_kernels(packet, args, formats)
     if packet is _aten.bernoulli_ or (packet is _aten.div_ and given[0][1] in noise):
         noise.update(key for _, key in made)
         return []
@@ -224,7 +185,7 @@ def _product(
     packet: Any, args: Any, given: Sequence[tuple[Tensor, int]], flops: float, formats: Float32Formats,
     moved: float, fixed: float,
 ) -> Kernel:  # fmt: skip
-    number_format = _format_of(given[0][0].dtype)
+    number_format = format_of(given[0][0].dtype)
     if packet is FUSED or packet is _FUSED_BACKWARD:
         query, key = args[1:3] if packet is _FUSED_BACKWARD else args[:2]
         causal = args[7 if packet is _FUSED_BACKWARD else 4] if len(args) > 4 else False
@@ -237,15 +198,7 @@ def _product(
         return Kernel("attention", "", "3xtf32", flops, flops * filled * part, moved, fixed)
     if number_format == "float32":
         number_format = formats.convolutions if packet in _CONVOLUTIONS else formats.products
-    # Those of which each byte is used about as often: one that arithmetic limits hides no other's traffic.
-    often = 2 ** math.floor(math.log2(max(1.0, flops / moved))) if moved else 1
-    return Kernel(f"products{often}", "", number_format, flops, 0.0, moved, fixed)
-
-
-def _format_of(dtype: torch.dtype) -> str:
-    """Return the name of `hocket.workload.FORMATS`; "" of integers and complex numbers."""
-    name = str(dtype).removeprefix("torch.")
-    return "float8" if name.startswith("float8") else name if name in FORMATS else ""
+    return Kernel(f"products{often(flops, moved)}", "", number_format, flops, 0.0, moved, fixed)
 
 
 def _turned(packet: Any, args: Any, made: Sequence[tuple[Tensor, int]]) -> int:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten
 from hocket.sharding import as_local, leaves
 
 from ._autocast import autocast_on_meta
-from ._trace import CAST, fused_attention
+from ._trace import CAST, fused_on_meta
 from ._units import Loss, Unit, hooked
 
 
@@ -126,7 +126,7 @@ def _followed(model: nn.Module, units: Sequence[Unit], batch: Any, run: Loss) ->
             stack.enter_context(hooked(module.register_forward_pre_hook(lambda *_, i=index: enter(i))))
             stack.enter_context(hooked(module.register_forward_hook(lambda _m, _a, out, i=index: left(i, out))))
         stack.enter_context(hooked(model.register_forward_hook(returned)))
-        stack.enter_context(fused_attention())
+        stack.enter_context(fused_on_meta())
         stack.enter_context(alive)
         with autocast_on_meta(model):
             result = run(model, batch)

@@ -6,7 +6,7 @@ FLOPs and bytes of calls on parts are divided evenly; what autograd keeps is div
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,24 +40,51 @@ class Holding:
 
 
 def shares_of(
-    model: nn.Module, trace: Trace, held: Mapping[int, Holding], degrees: Sequence[int], *, known: bool
-) -> dict[int, tuple[Share, ...]]:
-    """By unit, one rank's share for each number of ranks; units that stay whole are left out."""
+    model: nn.Module, trace: Trace, held: Mapping[int, Holding], degrees: Sequence[int], *,
+    known: bool, in_steps: Callable[[], Trace] | None = None,
+) -> dict[int, tuple[Share, ...]]:  # fmt: skip
+    """By unit, one rank's share for each number of ranks; units that stay whole are left out.
+
+    Args:
+        model: Which is divided.
+        trace: Of it.
+        held: What units have.
+        degrees: Numbers of ranks.
+        known: Whether kernels are told apart.
+        in_steps: Makes another trace, in which recurrent layers do one step after the other with operators of their
+            own: so they run where ranks have parts of their hidden units.
+    """
     found: dict[int, tuple[Share, ...]] = {}
     if not trace.recording.complete:  # the loss went around the model's forward, by which the Trainer would divide it
         return found
+    stepwise: Trace | None = None
     for degree in sorted(set(degrees) - {1}):
         regions = choose(model, trace.recording, degree).regions
-        plain = _shares(regions, trace, held, degree, known=known)
+        seen = trace
+        apart = _calls_in_steps(trace, regions)
+        if apart and in_steps:
+            stepwise = stepwise or in_steps()
+            kernels = {place: stepwise.kernels[place] for place in trace.kernels if place[1] in apart}
+            seen = dataclasses.replace(trace, kernels=trace.kernels | kernels)
+        plain = _shares(regions, seen, held, degree, known=known)
         for unit, share in plain.items():
             found[unit] = (*found.get(unit, ()), share)
         stretches, _ = sequences(model, trace.recording, regions, degree)
         for unit, share in (
-            _shares([*regions, *stretches], trace, held, degree, known=known).items() if stretches else ()
+            _shares([*regions, *stretches], seen, held, degree, known=known).items() if stretches else ()
         ):
             if share != plain.get(unit):
                 found[unit] = (*found.get(unit, ()), dataclasses.replace(share, sequence=True))
     return found
+
+
+def _calls_in_steps(trace: Trace, regions: Sequence[Region]) -> set[int]:
+    """Return the calls of recurrent layers that are one operator by themselves, and not where they are divided."""
+    roles = {module: role for region in regions for module, role in region.roles.items()}
+    divided = {module for module, role in roles.items() if role.kind == "hidden" and not role.whole}
+    places = {call.index for call in trace.recording.calls if call.module in divided}
+    one = {place for (_, place), found in trace.kernels.items() if any(key.kind == "recurrent" for key in found)}
+    return places & one
 
 
 def divided_share(model: nn.Module, trace: Trace, regions: list[Region], degree: int) -> DividedShare:
@@ -112,7 +139,8 @@ def operations_of(
         found.append(
             Operation(
                 name, *numbers, part, one.calls, fixed_bytes=one.fixed, phase=phase, number_format=key.number_format,
-                kind=key.kind, performed_flops=one.performed, saved_fixed_bytes=kept[1],
+                kind=key.kind, performed_flops=one.performed if one.performed != one.flops else 0.0,
+                saved_fixed_bytes=kept[1], inner_calls=one.inner_calls,
             )
         )  # fmt: skip
     if any(saved) or not found:

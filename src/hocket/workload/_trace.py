@@ -21,7 +21,9 @@ from torch.utils._pytree import tree_flatten
 from hocket.sharding import as_local, leaves
 
 from ._autocast import autocast_on_meta
-from ._kernels import FUSED, LOOKUPS, Float32Formats, Kernel, as_on_a_gpu, flops_of, kernels_of
+from ._kernel import Float32Formats, Kernel
+from ._kernels import FUSED, LOOKUPS, as_on_a_gpu, flops_of, kernels_of
+from ._recurrent import replace_recurrent
 from ._share import WorkloadError
 from ._units import Loss, Unit, hooked, returned
 from .division import Recording, recorded, storage_of
@@ -61,14 +63,16 @@ class Tally:
     moved: float = 0.0
     fixed: float = 0.0
     calls: int = 0
+    inner_calls: int = 0
 
     def add(self, one: "Kernel | Tally", parts: int = 1) -> None:
         """Count one of so many parts of something."""
         self.flops += one.flops / parts
-        self.performed += one.performed / parts
+        self.performed += (one.performed or one.flops) / parts
         self.moved += one.moved / parts
         self.fixed += one.fixed / parts
         self.calls += one.calls
+        self.inner_calls += one.inner_calls
 
 
 @dataclass
@@ -238,10 +242,15 @@ def _fused(
 
 
 @contextmanager
-def fused_attention() -> Iterator[None]:
-    """Open a block in which attention on the meta device is one operator, and not the products that it stands for."""
+def fused_on_meta(*, recurrent: bool = True) -> Iterator[None]:
+    """Open a block in which attention on the meta device is one operator, and not the products that it stands for.
+
+    Recurrent layers are one operator likewise, and not their single steps, if `recurrent` is True.
+    """
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("scaled_dot_product_attention", _fused, "AutogradMeta")
+        if recurrent:
+            replace_recurrent(library)
         yield
 
 
@@ -253,18 +262,38 @@ def _outside(file: str) -> bool:
     return not file.startswith(_OWN)
 
 
-def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trace:
+def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss, *, recurrent: bool = True) -> Trace:
     """Return what a forward pass with its loss does.
+
+    Args:
+        model: Which.
+        units: Of it.
+        batch: That it is given.
+        run: From both, the loss.
+        recurrent: Whether recurrent layers on the meta device are one operator each, and not their single steps.
 
     Raises:
         WorkloadError: it has no gradient, or asks for a value on the meta device.
     """
+    with fused_on_meta(recurrent=recurrent):  # a backward pass runs again what is checkpointed
+        trace, result = _pass_ahead(model, units, batch, run)
+        if not isinstance(result, Tensor) or not result.requires_grad:
+            name, trained = type(model).__name__, any(one.requires_grad for one in model.parameters())
+            if not trained:
+                raise WorkloadError(f"capture: {name} has no parameter that is trained; there is nothing to plan")
+            raise WorkloadError(f"capture: the loss of {name} has no gradient; give `loss`")
+        if result.is_meta:
+            _pass_back(trace, model, result)
+    return trace
+
+
+def _pass_ahead(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> tuple[Trace, Any]:
+    """Run the forward pass and count it."""
     at = [0]
     given = [one for one in tree_flatten(batch)[0] if isinstance(one, Tensor)]
     weights = {storage_of(one) for one in (*model.parameters(), *model.buffers())}
     ignored = weights | {storage_of(one) for one in given}
     with ExitStack() as stack:
-        stack.enter_context(fused_attention())
         stack.enter_context(autocast_on_meta(model))
         recording = stack.enter_context(recorded(model, returned))
         trace = stack.enter_context(watching(recording, ignored, at))
@@ -277,7 +306,7 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trac
 
             stack.enter_context(hooked(unit.module.register_forward_pre_hook(enter)))
         try:
-            result = run(model, batch)
+            return trace, run(model, batch)
         except (RuntimeError, NotImplementedError) as error:
             if "meta tensor" not in str(error):
                 raise
@@ -285,14 +314,6 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> Trac
             place = next((one for one in reversed(extract_tb(error.__traceback__)) if _outside(one.filename)), None)
             where = f" ({place.filename}:{place.lineno})" if place else ""
             raise WorkloadError(f"capture: {rule}{where}; capture it on cpu, or have it not ask") from error
-    if not isinstance(result, Tensor) or not result.requires_grad:
-        name, trained = type(model).__name__, any(one.requires_grad for one in model.parameters())
-        if not trained:
-            raise WorkloadError(f"capture: {name} has no parameter that is trained; there is nothing to plan")
-        raise WorkloadError(f"capture: the loss of {name} has no gradient; give `loss`")
-    if result.is_meta:
-        _pass_back(trace, model, result)
-    return trace
 
 
 @contextmanager

@@ -6,7 +6,8 @@ al. 2022), `inside_share` from nccl-tests on 8 A100 (235 of 300 GB/s), `network_
 busbw over eight NICs, which is all that the catalogue's buses carry. `float32_share`, `attention32_share`,
 `strided_share`, `batch_norm_share` and `host_s` were seen on one H100 (80GB HBM3, PyTorch 2.13, 2026-11-26;
 docs/predictions.md): the first three on GPT-2 and ViT-L, `batch_norm_share` on ResNet-50, `host_s` on additions of 16
-numbers. The others are assumed.
+numbers. `recurrent_share` is from eight published times of cuDNN's layers on GPUs of 2015 to 2017
+(`tests/planner/test_recurrent.py`). The others are assumed.
 """
 
 import dataclasses
@@ -36,6 +37,7 @@ class Constants:
             different orders (`Operation.kind`).
         batch_norm_share: The same of batch norm in 16 bits where channels are not last: a block of threads for each
             channel reads numbers one by one.
+        recurrent_share: The same of the steps of recurrent layers, whose small products read their weights every time.
         fused_share: Of the memory traffic of kernels that only read and write, and of their launches, the part that
             fusion takes away (torch.compile). Kernels that a workload counts as one are fused already. Assumed.
         kernel_s: What launching a kernel adds to its time.
@@ -90,6 +92,7 @@ class Constants:
     attention32_share: float = 0.2
     strided_share: float = 0.35
     batch_norm_share: float = 0.22
+    recurrent_share: float = 0.5
     fused_share: float = 0.0
     kernel_s: float = 4e-6
     host_s: float = 9.7e-6

@@ -164,7 +164,13 @@ _PRODUCTS = {"matmul_share": "products", "float32_share": "float32 products", "a
 _KINDS = {
     "strided": "strided_share",
     "batch norm": "batch_norm_share",
+    "recurrent": "recurrent_share",
 }  # of kernels that reach less of the memory: the constants that say so
+_KINDS_ARE = {
+    "strided": "numbers in different orders",
+    "batch norm": "in 16 bits, channels not last",
+    "recurrent": "cuDNN's steps one after the other, each of which reads its weights; not measured here",
+}
 _CONSTANTS_OF = {
     **{row: {constant} for constant, row in _PRODUCTS.items()},
     "float8 products": {"matmul_share"},
@@ -259,9 +265,9 @@ def _assumptions(
         kinds = {each.kind for layer in workload.layers for each in layer.operations} if workload else set()
         for kind, constant in _KINDS.items():
             if kind in kinds and network.memory_Bps:
-                what = "numbers in different orders" if kind == "strided" else "in 16 bits, channels not last"
                 share = getattr(constants, constant)
-                rows.append((kind, f"{share:.0%} of {format_rate(network.memory_Bps)} ({what})", "assumed"))
+                value = f"{share:.0%} of {format_rate(network.memory_Bps)} ({_KINDS_ARE[kind]})"
+                rows.append((kind, value, "assumed"))
     if not one.memory_limit:
         rows.append(("memory of each", "no limit is known, so every plan fits", "unknown"))
     elif not network.sharers:

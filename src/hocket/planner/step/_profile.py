@@ -43,6 +43,7 @@ class LayerTimes:
     wire_forward: Floats
     wire_backward: Floats  # the same of the backward pass
     spared: Floats  # what fusion and float8 are assumed to take away of computation
+    recurrent: Floats  # of computation, what the steps of recurrent layers are counted to take
     narrowed: Floats  # bytes by which float8 makes the layer's parameters fewer where they are gathered
 
     @property
@@ -188,7 +189,7 @@ class Profile:
     ) -> tuple[float, ...]:
         kind = self.kinds[number]
         share = kind.share(degree, sequence=sequence, axis=axis)
-        core = spared = narrowed = 0.0
+        core = spared = narrowed = recurrent = 0.0
         if share.forward_s > 0:
             passed = scale * (1 - share.fixed_share) + share.fixed_share
             forward, backward = share.forward_s * passed, share.backward_s * passed
@@ -208,13 +209,15 @@ class Profile:
                 behind = _BACKWARD * kind.backward_share if one.phase == "both" else 1.0 - ahead
                 repeats = ahead * (again == "layers" or (again == "attention" and one.again))
                 spared += (ahead + behind + repeats) * less
+                recurrent += (ahead + behind + repeats) * seconds if one.kind == "recurrent" else 0.0
                 narrowed += narrower
                 forward += ahead * seconds
                 backward += behind * seconds
                 core += ahead * seconds if one.again else 0.0
                 if one.phase != "both":
                     left = 1.0 if one.flops else 1.0 - self.constants.fused_share
-                    hosts += self.constants.host_s * one.calls * left * np.array([ahead, behind])
+                    operators = one.calls - one.inner_calls
+                    hosts += self.constants.host_s * operators * left * np.array([ahead, behind])
             forward, backward = max(forward, float(hosts[0])), max(backward, float(hosts[1]))
         if kind.forward_s > 0 and share.degree > 1 and axis == "tensor":  # of measured ones, whose weights are divided
             forward, backward, core = (one * self.constants.divided_times for one in (forward, backward, core))
@@ -224,7 +227,8 @@ class Profile:
         there, back = (self._exchanges(share, phase, degree, scale, in_step, part) for phase in ("forward", "backward"))
         if again == "layers":  # a forward pass that is done again exchanges again
             back += there
-        return forward, backward, repeated, there[0], back[0], there[1], back[1], spared, narrowed
+        exchanged = there[0], back[0], there[1], back[1]
+        return forward, backward, repeated, *exchanged, spared, recurrent, narrowed
 
     def _exchanges(self, share: Share, phase: str, degree: int, scale: float, in_step: int, part: float) -> Floats:
         """Return what exchanges of a pass take, and what of it wires take; the next function needs what they bring."""
@@ -261,6 +265,8 @@ class Profile:
         fixed = one.fixed_bytes or one.weight_bytes
         moved = (one.moved_bytes - fixed) * scale + fixed
         plain = self._roofline((one.performed_flops or one.flops) * scale, moved, one.calls, one)
+        if one.kind == "recurrent":  # a library's: no compiler takes anything of them
+            return plain, 0.0, 0.0
         if not one.flops:
             spared = plain * self.constants.fused_share
             return plain - spared, spared, 0.0
@@ -276,7 +282,11 @@ class Profile:
         """Return what a kernel takes: the longer of its arithmetic and its memory traffic, and its launch."""
         network, constants = self.network, self.constants
         arithmetic = flops / self._rate(narrow or like.number_format) if flops else 0.0
-        reached = {"strided": constants.strided_share, "batch norm": constants.batch_norm_share}
+        reached = {
+            "strided": constants.strided_share,
+            "batch norm": constants.batch_norm_share,
+            "recurrent": constants.recurrent_share,
+        }
         share = reached.get(like.kind, constants.memory_share)
         traffic = moved_bytes / (network.memory_Bps * share) if network.memory_Bps else 0.0
         return max(arithmetic, traffic) + calls * constants.kernel_s

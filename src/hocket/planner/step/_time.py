@@ -112,6 +112,7 @@ class Prediction:
         constants: What was taken to be reached.
         measured: Whether the layers' times were measured.
         spared_s: Seconds that fusion and float8 are assumed to take away from the computation of a step.
+        recurrent_s: Seconds of a step that the steps of recurrent layers are counted to take.
     """
 
     plan: Plan
@@ -131,6 +132,7 @@ class Prediction:
     spared_s: float = 0.0
     number_formats: tuple[tuple[str, float], ...] = ()
     counted: bool = False
+    recurrent_s: float = 0.0
 
     @functools.cached_property
     def step_s(self) -> float:
@@ -168,7 +170,8 @@ class Prediction:
         hidden_s = min(max(0.0, self.gradient_cost.seconds - self.parts.gradients), self.parts.compute)
         times = spread(
             dict(self.parts.rows()), self.constants, workers=self.workers, hidden_s=hidden_s, measured=self.measured,
-            spared_s=self.spared_s, counted=self.counted, alike=alike(self.plan, self.constants, self.workers),
+            spared_s=self.spared_s, recurrent_s=self.recurrent_s, counted=self.counted,
+            alike=alike(self.plan, self.constants, self.workers),
         )  # fmt: skip
         return self.step_s / times, self.step_s * times
 
@@ -273,7 +276,7 @@ def predict_within(
     timed = _step(plan, profile, times, cuts, micro, workers, most_s / as_long)
     if timed is None:
         return None
-    parts, cost, spared = timed
+    parts, cost, spared, recurrent = timed
     parts = parts.scaled(as_long)
     limit = network.memory_nbytes if memory_limit is None else memory_limit
     memory = memory or memory_of(plan, workload, batch=batch, cuts=cuts, sharers=network.sharers)
@@ -286,7 +289,7 @@ def predict_within(
     return Prediction(
         plan, workload.name, network.name, workers, batch, parts, memory, limit, tuple(cuts), cost, flops,
         peak, constants, workload.measured, spared * as_long, tuple(sorted(formats.items(), key=lambda row: -row[1])),
-        workload.update_passes > 0 and not workload.measured,
+        workload.update_passes > 0 and not workload.measured, recurrent * as_long,
     )  # fmt: skip
 
 
@@ -300,7 +303,7 @@ def cuts_of(plan: Plan, profile: Profile, times: LayerTimes, micro: float) -> li
 
 def _step(
     plan: Plan, profile: Profile, times: LayerTimes, cuts: Sequence[int], micro: int, workers: int, most_s: float
-) -> tuple[StepParts, Cost, float] | None:
+) -> tuple[StepParts, Cost, float, float] | None:
     p, v = plan.pipeline_parallel_degree, plan.stages_per_rank
     m = plan.micro_batches * plan.accumulate
     edges = [0, *cuts, len(times.forward)]
@@ -379,7 +382,7 @@ def _step(
         interference=constants.interference * min(hidden, compute + recompute),
         overhead=m * handling + sharding + constants.step_s,
     )
-    return parts, cost, m * float(times.spared[layers].sum())
+    return parts, cost, m * float(times.spared[layers].sum()), m * float(times.recurrent[layers].sum())
 
 
 def _sharding(plan: Plan, profile: Profile, layers: np.ndarray, passes: float) -> float:
