@@ -32,6 +32,7 @@ from ._compose import compose
 from ._composition import Composition
 from ._divide import sample_inputs
 from ._loss_check import LossCheck
+from ._outside import ReplacedModules, hint_at_loading, refuse_other_steps
 from ._passes import loss_of_model
 from ._predict import Predictor, is_loader, joined
 from ._preemption import Preemption
@@ -131,6 +132,10 @@ class Trainer:
         self._loss_check: LossCheck | None = LossCheck(self._composition, self._loss_form)
         self._splitter = BatchSplitter(self._mesh["data"], taken, targeted=targeted)
         self._errors = StepErrors(self._mesh)
+        if world.size > 1:
+            refuse_other_steps(optimizer)
+            hint_at_loading(model)
+        self._replaced = ReplacedModules(model) if self._mesh["pipeline"].size > 1 else None
         self._marks: ReplicaMarks | None = None  # of settings alone: not every rank holds the same weights
         if world.size > 1 and not self.plan.priority and self.plan.synchronisation == "every_step":
             self._marks = ReplicaMarks({})
@@ -196,6 +201,8 @@ class Trainer:
         with self._errors.told() if self._relaxation is None else nullcontext():
             if self._marks is not None:
                 self._marks.compare(self._mesh.whole)
+            if self._replaced is not None:
+                self._replaced.check()
             self._composition.form.forget()
             check = None if self._relaxation is not None else self._loss_check
             if check is not None and check.run(self._splitter.parts(batch, 1)[0], self._splitter.whole(batch)):

@@ -12,6 +12,7 @@ from ..batches import mapped
 from ..mesh import World
 from ..state import Owned, ParameterPlacement, ShardBox, is_excluded
 from ._copies import AverageOfCopies
+from ._hooks import has_own_hooks
 from ._overlap import ForwardPrefetch, OverlappedAllGather, OverlappedReduceScatter, on_several_hosts
 from ._strategy import ShardingStrategy
 
@@ -111,6 +112,12 @@ class FullySharded(ShardingStrategy):
     @contextmanager
     def passing(self, last: bool) -> Iterator[None]:
         """See ShardingStrategy."""
+        for sharded, item in self._sharded:
+            if has_own_hooks(sharded) or has_own_hooks(item.parameter):
+                raise RuntimeError(
+                    f"there is a hook on the gradient of parameter {item.name!r}, and no rank has this gradient as a "
+                    "whole, since the plan shards it: take the hook off, or say shard = 'none'"
+                )
         for average in self._averages:
             average.last = last
         yield

@@ -165,6 +165,7 @@ class ShardedOptimizer(ShardingStrategy):
         super().__init__(frozen=replicated(kept, places, world))
         self._owners: list[tuple[int, Owned, torch.Tensor]] = []  # number of the parameter, and where its gradient is
         self._weights: list[torch.Tensor] = []
+        self._views: list[tuple[torch.nn.Parameter, torch.Tensor]] = []  # of these, where parameters lie
         self._world, self._parameters = world, list(parameters.values())
         self._scatter = ReduceScatter(len(parameters), world, compression, keep=keep_gradients)
         self._reducer = GradientReducer(
@@ -189,6 +190,7 @@ class ShardedOptimizer(ShardingStrategy):
             view = bucket.cut(weights, slot)
             view.copy_(parameter.detach())
             parameter.data = view
+            self._views.append((parameter, view))
             first = bucket.places[slot].offset
             begin, end = max(first, own.start), min(first + parameter.numel(), own.stop)
             if begin >= end:
@@ -205,6 +207,7 @@ class ShardedOptimizer(ShardingStrategy):
     def passing(self, last: bool) -> Iterator[None]:
         """See ShardingStrategy. Where gradients are not kept, those of every pass are reduced."""
         reducer = self._reducer
+        self._take_back()
         with nullcontext() if last or not self._scatter.attaches else reducer.no_sync():
             reducer.prepare()
             yield
@@ -212,9 +215,20 @@ class ShardedOptimizer(ShardingStrategy):
     @contextmanager
     def adding(self) -> Iterator[None]:
         """See ShardingStrategy."""
+        self._take_back()
         with self._reducer.no_sync():
             self._reducer.prepare()
             yield
+
+    def _take_back(self) -> None:
+        """Have parameters that the program has given other data (`p.data = ...`) lie in their buckets, with that."""
+        for parameter, view in self._views:
+            if (
+                parameter.data_ptr() != view.data_ptr()
+                and parameter.shape == view.shape
+                and parameter.dtype == view.dtype
+            ):
+                parameter.data = view.copy_(parameter.detach())
 
     def reduce(self) -> None:
         """See ShardingStrategy."""

@@ -1,0 +1,145 @@
+"""What a program does to a model or its optimizer past the Trainer: done as on one device, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hocket
+from hocket.planner import Plan
+from hocket.testing import run_ranks
+
+PLANS = {
+    "data": Plan(),
+    "optimizer": Plan(shard="optimizer"),
+    "gradients": Plan(shard="gradients"),
+    "parameters": Plan(shard="parameters"),
+    "tensor": Plan(tensor_parallel_degree=2),
+    "pipeline": Plan(pipeline_parallel_degree=2, micro_batches=2),
+}
+X = torch.linspace(-1, 1, 8 * 16, dtype=torch.float64).view(8, 16)
+Y = torch.linspace(0, 1, 8 * 8, dtype=torch.float64).view(8, 8)
+
+
+def _model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)).double()
+
+
+def _other_data(model: Any, _: Any) -> None:
+    model[2].weight.data = torch.linspace(-0.1, 0.1, 64 * 64, dtype=torch.float64).view(64, 64)
+
+
+def _in_place(model: Any, _: Any) -> None:
+    with torch.no_grad():
+        model[2].weight.mul_(0.5)
+
+
+def _replaced(model: Any, _: Any) -> None:
+    model[2] = nn.Linear(64, 64).double()
+
+
+def _hooked(model: Any, _: Any) -> None:
+    model[2].weight.register_hook(lambda gradient: gradient * 0)
+
+
+def _own_step(model: Any, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(X), Y).backward()
+    optimizer.step()
+
+
+def _state_made(model: Any, optimizer: Any) -> None:
+    """Have the optimizer make its state by a step that changes nothing, as torch's distributed checkpoints do."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def _loaded(model: Any, _: Any) -> None:
+    model.load_state_dict({name: 1.5 * one for name, one in _model().state_dict().items()})
+
+
+def _scheduled(_: Any, optimizer: Any) -> None:
+    torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.1).step()
+
+
+class _Wrapped(torch.optim.SGD):
+    elementwise = True
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        return super().step(closure)
+
+
+ACTS: dict[str, Callable[[Any, Any], None]] = {
+    "other data": _other_data, "in place": _in_place, "replaced": _replaced, "hooked": _hooked, "own step": _own_step,
+    "state made": _state_made, "loaded": _loaded, "scheduled": _scheduled,
+}  # fmt: skip
+
+
+def _trained(plan: Plan | None, act: Callable[[Any, Any], None]) -> list[float]:
+    model = _model()
+    optimizer = _Wrapped(model.parameters(), 0.1, momentum=0.9)
+    if plan is None:
+
+        def step() -> float:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(X), Y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            return float(loss.detach())
+
+    else:
+        trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, plan, sample=X)
+
+        def step() -> float:
+            return float(trainer.step((X, Y)))
+
+    losses = [step(), step()]
+    act(model, optimizer)
+    return losses + [step(), step(), step()]
+
+
+def _each(name: str) -> dict[str, list[float] | str]:
+    found: dict[str, list[float] | str] = {}
+    for act, do in ACTS.items():
+        try:
+            found[act] = _trained(PLANS[name], do)
+        except RuntimeError as error:
+            found[act] = str(error)
+    return found
+
+
+REFUSED = {
+    ("optimizer", "hooked"): "no rank has this gradient as a whole",
+    ("gradients", "hooked"): "no rank has this gradient as a whole",
+    ("parameters", "hooked"): "no rank has this gradient as a whole",
+    ("parameters", "loaded"): "trainer.load_state_dict(state, or a file) takes whole weights",
+    ("tensor", "loaded"): "trainer.load_state_dict(state, or a file) takes whole weights",
+    ("pipeline", "loaded"): "trainer.load_state_dict(state, or a file) takes whole weights",
+    ("tensor", "other data"): "shapes cannot be multiplied",
+    ("pipeline", "replaced"): "module Sequential.2 was replaced after the Trainer",
+    ("pipeline", "own step"): "is trained by trainer.step",
+    **{(name, "own step"): "take hocket.distribute(model, optimizer, loader)" for name in PLANS if name != "pipeline"},
+}
+UNSEEN = {("parameters", "other data")}  # torch's FSDP2 looks at no other data that a parameter is given
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_what_is_done_past_the_trainer_counts_or_is_refused(name: str) -> None:
+    found, _ = run_ranks(_each, 2, name, timeout_s=110)
+    for act, do in ACTS.items():
+        if (name, act) in UNSEEN:
+            continue
+        if (said := REFUSED.get((name, act))) is not None:
+            assert isinstance(found[act], str), act
+            assert said in found[act], act
+        else:
+            assert found[act] == pytest.approx(_trained(None, do), rel=1e-10), act
