@@ -65,16 +65,14 @@ class ReplacedModules:
     def __init__(self, model: torch.nn.Module) -> None:
         self._inside = weakref.WeakSet(model.modules())
         self._found = ""
-        mine = weakref.ref(self)
+        if not _watching:  # once a process: a hook that is taken off while torch goes through them is an error
+            torch.nn.modules.module.register_module_module_registration_hook(_put_in)
+        _watching.append(weakref.ref(self))
 
-        def note(parent: torch.nn.Module, name: str, child: Any) -> None:
-            me = mine()
-            if me is None:
-                hook.remove()
-            elif parent in me._inside and child is not parent._modules.get(name):
-                me._found = me._found or f"{type(parent).__name__}.{name}"
-
-        hook = torch.nn.modules.module.register_module_module_registration_hook(note)
+    def note(self, parent: torch.nn.Module, name: str, child: Any) -> None:
+        """Take notice that a module is about to have another inside."""
+        if parent in self._inside and child is not parent._modules.get(name):
+            self._found = self._found or f"{type(parent).__name__}.{name}"
 
     def check(self) -> None:
         """Raise an error if there were any.
@@ -87,3 +85,12 @@ class ReplacedModules:
                 f"module {self._found} was replaced after the Trainer had cut the model into the stages of a pipeline, "
                 "which do not have it: replace it before, or make a new Trainer"
             )
+
+
+_watching: list[weakref.ref[ReplacedModules]] = []
+
+
+def _put_in(parent: torch.nn.Module, name: str, child: Any) -> None:
+    for reference in _watching:
+        if (one := reference()) is not None:
+            one.note(parent, name, child)
