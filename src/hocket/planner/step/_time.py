@@ -19,7 +19,8 @@ from .._findings import PlanError, PlanFinding
 from ..axes import AXES, product, replicas
 from ..network import LOCAL, Constants, Cost, Network, StageMessages, network_of, slowest_of, waiting
 from ..plan import Plan, undivided
-from ._ends import ends, follow_gathers
+from ._ends import ends
+from ._gathers import follow_gathers
 from ._interval import spread
 from ._likeness import alike, longer
 from ._memory import Memory, memory_of
