@@ -40,6 +40,13 @@ def test_devices_that_compute_products_in_float8_say_how_fast() -> None:
     assert set(given.float8_flops[given.ranks]) == {2e12}
 
 
+@pytest.mark.parametrize(("kind", "gib"), [("dgx-a100", 80), ("dgx-h200", 140.4), ("dgx-b200", 179.1), ("mi300x", 192)])
+def test_the_gigabytes_of_a_data_sheet_are_those_that_drivers_show(kind: str, gib: float) -> None:
+    """Data sheets write GB for GiB: 7% of memory had been missing."""
+    described = cluster.load(f"single:server={kind}")
+    assert described.memory_nbytes[described.ranks[0]] / 2**30 == pytest.approx(gib, rel=0.001)
+
+
 def test_devices_say_how_fast_products_are_in_each_format() -> None:
     """By the data sheets: TF32, IEEE float32, float16; 0 where there are no such units, or `flops` says it."""
     rates = {
