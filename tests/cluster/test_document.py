@@ -184,3 +184,20 @@ def test_what_cannot_be_meant_is_refused(text: str, message: str) -> None:
         cluster.from_toml(text)
     with pytest.raises(cluster.ClusterError, match="'hosts' is given twice"):
         cluster.load("star:hosts=8,hosts=9")
+
+
+@pytest.mark.parametrize(
+    "word", ["bandwidth=1e-300", "bandwidth=1e300", "latency=1e300s", "server.flops=1e-300", "server.memory=1e30GiB"]
+)
+def test_figures_that_arithmetic_fails_at_are_refused_where_they_stand(word: str) -> None:
+    """They ended in a traceback of the pipeline's simulation, of a division by a throughput of 0, or of numpy."""
+    with pytest.raises(ClusterError, match=rf"^{word.partition('=')[0]}: Input should be (less|greater) than"):
+        cluster.load(f"star:hosts=3,{word}")
+
+
+def test_ranks_outside_of_hosts_are_said_to_be() -> None:
+    """They had been hosts with different numbers of ranks."""
+    nodes = "".join(f'[[nodes]]\nname = "{name}"\nkind = "device"\n' for name in "ab")
+    link = '[[links]]\nends = ["a", "b"]\nbandwidth = "1 GB/s"\n'
+    with pytest.raises(ClusterError, match="2 of 2 ranks stand in no host; give the nodes a `host`"):
+        cluster.from_toml(nodes + link).ranks_per_host()
