@@ -144,17 +144,17 @@ A100 = (
 def test_of_devices_that_differ_the_slowest_and_smallest_counts_in_every_respect() -> None:
     """The first host had stood for all: a V100 behind it computed as an A100, and had its memory."""
     mixed = _unlike(A100, A100, V100)
-    assert mixed.unlike == ("devices",)
+    assert mixed.unlike == "devices"
     assert (mixed.memory_nbytes, mixed.memory_Bps) == (16 * 2**30, 900e9)
     peaks = {name: mixed.peak(name)[0] for name in ("bfloat16", "float16", "tf32", "float32")}
     assert peaks == {"bfloat16": 15.7e12, "float16": 125e12, "tf32": 15.7e12, "float32": 15.7e12}
-    assert _unlike(A100, A100, A100).unlike == ()
+    assert _unlike(A100, A100, A100).unlike == ""
     assert _unlike(A100, A100, A100.replace('memory = "80 GiB"', "")).memory_nbytes == 0  # nobody knows it
 
 
 def test_of_hosts_whose_ports_differ_the_narrowest_stands_for_all() -> None:
     found = _unlike(A100, A100, A100, rates=("10 GB/s", "10 GB/s", "1 GB/s"))
-    assert (found.unlike, found.host_Bps, found.rank_Bps) == (("ports",), 1e9, 1e9)
+    assert (found.unlike, found.host_Bps, found.rank_Bps) == ("ports", 1e9, 1e9)
     same = _unlike(A100, A100, A100, rates=("1 GB/s", "10 GB/s", "10 GB/s"))
     assert (same.host_Bps, same.rank_Bps) == (1e9, 1e9)
 

@@ -102,7 +102,7 @@ class Network:
         float16_flops: Of its products in float16, 0 if as in bfloat16, which is `flops`.
         tf32_flops: Of its products in TF32, 0 if it has none or they are unknown.
         float32_flops: Of its products in float32 as IEEE has it, 0 if unknown, and then `flops`.
-        unlike: What differs in the cluster, of "devices" and "ports" (of hosts); the least of all stands here.
+        unlike: What differs in the cluster, as "devices ports" (of hosts); the least of all stands here. "" if nothing.
     """
 
     name: str
@@ -126,7 +126,7 @@ class Network:
     float16_flops: float = 0.0
     tf32_flops: float = 0.0
     float32_flops: float = 0.0
-    unlike: tuple[str, ...] = ()
+    unlike: str = ""
 
     def __getstate__(self) -> dict[str, Any]:
         return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}  # without what is kept besides
@@ -146,7 +146,7 @@ class Network:
         ports_Bps = _ports(cluster)
         second = int(ports_Bps.argmin()) or 1
         nodes = np.concatenate([cluster.ranks[:local], cluster.ranks[second * local : (second + 1) * local]])
-        unlike = ("devices",) * apart + ("ports",) * bool(len(ports_Bps) and ports_Bps.min() < ports_Bps.max())
+        unlike = " ".join(["devices"] * apart + ["ports"] * bool(ports_Bps.min() < ports_Bps.max()))
         inside_Bps, inside_s, between_s, rank_Bps, host_Bps = float("inf"), 0.0, 0.0, float("inf"), float("inf")
         mesh = 0
         if local > 1:

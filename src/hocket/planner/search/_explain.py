@@ -238,7 +238,7 @@ def _assumptions(
         ("batch", f"{one.batch} samples, {one.batch / one.workers:.4g} a worker, {micro} at a time", "given"),
         ("precision", _FLOAT8 if precision == "float8" else precision, "given"),
     ]
-    for what in network.unlike:
+    for what in network.unlike.split():
         rows.append((what, f"those of {network.name} differ: all are taken for the least of them", "assumed"))
     if one.measured:
         rows.append(("computation", "each layer's times", "measured"))
