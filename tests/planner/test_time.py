@@ -13,6 +13,7 @@ from hocket.planner import (
     Plan,
     PlanError,
     ScalingFit,
+    assumptions,
     fit_scaling,
     plan_order,
     predict,
@@ -217,6 +218,17 @@ def test_a_fit_gives_back_the_constants_of_a_curve() -> None:
     for name, found in fit_scaling(points, 4).items():
         for n in (32, 64, 512):
             assert found.throughput(n) == pytest.approx(curves[name].throughput(n), rel=0.01)
+
+
+def test_layers_measured_faster_than_the_device_s_peak_have_no_mfu() -> None:
+    """It had been 473% of a core that a cluster's file says to make 10 GFLOP/s."""
+    measured = chain()
+    rates = {flops: cluster.load(f"star:hosts=1,server.flops={flops},server.memory=16GiB") for flops in ("1e18", "1")}
+    found = {flops: predict(Plan(), measured, where, workers=1, batch=1) for flops, where in rates.items()}
+    assert 0 < found["1e18"].mfu < 1
+    assert (found["1"].mfu, found["1"].beyond_peak) == (0.0, True)
+    told = {name: value for name, value, _ in assumptions(found["1"], Network.of(rates["1"]), precision="float32")}
+    assert "less than was measured" in told["peak"]
 
 
 def test_too_few_points_are_refused() -> None:

@@ -155,8 +155,16 @@ class Prediction:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation: these FLOP/s by what the device's data sheet says of `mfu_format`; 0 if unknown."""
-        return self.flops_per_worker / self.device_flops if self.device_flops else 0.0
+        """Model FLOPs utilisation: these FLOP/s by what the device's data sheet says of `mfu_format`; 0 if unknown.
+
+        Where layers were measured to be faster than that, it is not this device's figure, and nobody knows it.
+        """
+        return 0.0 if self.beyond_peak or not self.device_flops else self.flops_per_worker / self.device_flops
+
+    @property
+    def beyond_peak(self) -> bool:
+        """Whether layers that were measured elsewhere make more FLOP/s than the device is said to."""
+        return self.flops_per_worker > self.device_flops > 0
 
     @property
     def mfu_format(self) -> str:
