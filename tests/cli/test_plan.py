@@ -422,6 +422,27 @@ def test_a_column_of_one_host_is_fitted_and_has_nothing_to_say_of_several(capsys
     assert "8 workers are on several hosts" in capsys.readouterr().err
 
 
+def test_a_fitted_curve_says_what_it_rests_on_and_takes_nothing_that_it_does_not_use(
+    capsys: Captured, tmp_path: Path
+) -> None:
+    table = tmp_path / "a.csv"
+    table.write_text("workers,a\n1,10\n2,19.5\n4,37\n8,70\n16,130\n")
+    words = ["predict", "edsr", "--cluster", "lassen", "-n", "1,64", "--measured", str(table)]
+    rows = {row["what"]: row for row in run_json(capsys, *words)["assumptions"]}  # type: ignore[attr-defined]
+    assert rows["points"] == {"what": "points", "value": "of a.csv", "basis": "measured"}
+    assert rows["a"]["value"].startswith("up to 16 workers, whose points are ")
+    assert "5% slower for every doubling" in rows["a between hosts"]["value"]
+    for option in ("--plan=/nowhere", "--batch=4", "--precision=fp8", "--device=meta", "--constant=jitter=0.1"):
+        assert run(*words, option) == 2
+        assert f"{option.split('=')[0]} changes nothing with --measured" in capsys.readouterr().err
+    for option in ("--rounding=0.5", "--fit-up-to=16"):
+        assert run(*words[:-2], option) == 2
+        assert f"{option.split('=')[0]} changes nothing without --measured" in capsys.readouterr().err
+    table.write_text("workers,a,a\n1,10,11\n2,19,21\n")
+    assert run(*words) == 2
+    assert "two columns are named 'a'" in capsys.readouterr().err
+
+
 def test_where_it_stops_scaling_is_named_with_the_link(capsys: Captured) -> None:
     words = ["predict", "transformer:hidden=1024,layers=4,heads=8,sequence=16", "--workers", "1,2,4,8", "--batch", "1"]
     found = run_json(capsys, *words, "--cluster", "star:hosts=8,bandwidth=100Mbit/s,server.flops=10TFLOP/s")

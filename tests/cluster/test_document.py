@@ -40,6 +40,13 @@ def test_devices_that_compute_products_in_float8_say_how_fast() -> None:
     assert set(given.float8_flops[given.ranks]) == {2e12}
 
 
+@pytest.mark.parametrize(("kind", "gib"), [("dgx-a100", 80), ("dgx-h200", 140.4), ("dgx-b200", 179.1), ("mi300x", 192)])
+def test_the_gigabytes_of_a_data_sheet_are_those_that_drivers_show(kind: str, gib: float) -> None:
+    """Data sheets write GB for GiB: 7% of memory had been missing."""
+    described = cluster.load(f"single:server={kind}")
+    assert described.memory_nbytes[described.ranks[0]] / 2**30 == pytest.approx(gib, rel=0.001)
+
+
 def test_devices_say_how_fast_products_are_in_each_format() -> None:
     """By the data sheets: TF32, IEEE float32, float16; 0 where there are no such units, or `flops` says it."""
     rates = {
@@ -177,3 +184,20 @@ def test_what_cannot_be_meant_is_refused(text: str, message: str) -> None:
         cluster.from_toml(text)
     with pytest.raises(cluster.ClusterError, match="'hosts' is given twice"):
         cluster.load("star:hosts=8,hosts=9")
+
+
+@pytest.mark.parametrize(
+    "word", ["bandwidth=1e-300", "bandwidth=1e300", "latency=1e300s", "server.flops=1e-300", "server.memory=1e30GiB"]
+)
+def test_figures_that_arithmetic_fails_at_are_refused_where_they_stand(word: str) -> None:
+    """They ended in a traceback of the pipeline's simulation, of a division by a throughput of 0, or of numpy."""
+    with pytest.raises(ClusterError, match=rf"^{word.partition('=')[0]}: Input should be (less|greater) than"):
+        cluster.load(f"star:hosts=3,{word}")
+
+
+def test_ranks_outside_of_hosts_are_said_to_be() -> None:
+    """They had been hosts with different numbers of ranks."""
+    nodes = "".join(f'[[nodes]]\nname = "{name}"\nkind = "device"\n' for name in "ab")
+    link = '[[links]]\nends = ["a", "b"]\nbandwidth = "1 GB/s"\n'
+    with pytest.raises(ClusterError, match="2 of 2 ranks stand in no host; give the nodes a `host`"):
+        cluster.from_toml(nodes + link).ranks_per_host()

@@ -13,11 +13,11 @@ import pytest
 from hocket import cluster
 from hocket.algorithms import REGISTRY, ClosedForm, get, ring
 from hocket.algorithms._algorithm import algorithm
-from hocket.planner import Constants, Network, Plan, predict, step_graph
+from hocket.planner import Constants, Network, Plan, assumptions, predict, step_graph
 from hocket.planner.network import _network as network
 from hocket.schedule import Collective, Schedule
 from hocket.simulate import StepGraph, simulate_step
-from hocket.workload import Layer, Operation, Workload
+from hocket.workload import Layer, Operation, Workload, transformer
 
 # The links' own rates.
 PLAIN = Constants(inside_share=1.0, network_share=1.0, collective_s=0.0)
@@ -123,3 +123,44 @@ def test_collectives_of_a_measured_cluster_use_all_links_in_the_simulator_too(sp
     simulated = simulate_step(step_graph(plan, workload, where, workers=workers, batch=workers), where).seconds
     assert found.parts.gather > found.parts.compute
     assert found.step_s == pytest.approx(simulated, rel=0.05)
+
+
+def _unlike(*figures: str, rates: tuple[str, ...] = ("10 GB/s",) * 3) -> Network:
+    """Return hosts that have one device each, of such figures, at one switch by links of such rates."""
+    text = '[[nodes]]\nname = "s"\nkind = "switch"\n'
+    for number, (figure, rate) in enumerate(zip(figures, rates, strict=True)):
+        text += f'[[nodes]]\nname = "h{number}"\n{figure}\n'
+        text += f'[[links]]\nends = ["h{number}", "s"]\nbandwidth = "{rate}"\n'
+    return Network.of(cluster.from_toml(text))
+
+
+V100 = 'flops = "15.7 TFLOP/s"\nfloat16_flops = "125 TFLOP/s"\nmemory = "16 GiB"\nmemory_bandwidth = "900 GB/s"'
+A100 = (
+    'flops = "312 TFLOP/s"\ntf32_flops = "156 TFLOP/s"\nfloat32_flops = "19.5 TFLOP/s"\nmemory = "80 GiB"\n'
+    'memory_bandwidth = "2039 GB/s"'
+)
+
+
+def test_of_devices_that_differ_the_slowest_and_smallest_counts_in_every_respect() -> None:
+    """The first host had stood for all: a V100 behind it computed as an A100, and had its memory."""
+    mixed = _unlike(A100, A100, V100)
+    assert mixed.unlike == "devices"
+    assert (mixed.memory_nbytes, mixed.memory_Bps) == (16 * 2**30, 900e9)
+    peaks = {name: mixed.peak(name)[0] for name in ("bfloat16", "float16", "tf32", "float32")}
+    assert peaks == {"bfloat16": 15.7e12, "float16": 125e12, "tf32": 15.7e12, "float32": 15.7e12}
+    assert _unlike(A100, A100, A100).unlike == ""
+    assert _unlike(A100, A100, A100.replace('memory = "80 GiB"', "")).memory_nbytes == 0  # nobody knows it
+
+
+def test_of_hosts_whose_ports_differ_the_narrowest_stands_for_all() -> None:
+    found = _unlike(A100, A100, A100, rates=("10 GB/s", "10 GB/s", "1 GB/s"))
+    assert (found.unlike, found.host_Bps, found.rank_Bps) == ("ports", 1e9, 1e9)
+    same = _unlike(A100, A100, A100, rates=("1 GB/s", "10 GB/s", "10 GB/s"))
+    assert (same.host_Bps, same.rank_Bps) == (1e9, 1e9)
+
+
+def test_what_differs_among_hosts_is_one_of_the_assumptions() -> None:
+    where = _unlike(A100, V100, A100, rates=("10 GB/s", "1 GB/s", "10 GB/s"))
+    found = predict(Plan(), transformer(256, 2, 4, sequence=64, vocabulary=128), where, workers=3, batch=3)
+    rows = {name: value for name, value, _ in assumptions(found, where, precision="bfloat16")}
+    assert all("all are taken for the least" in rows[what] for what in ("devices", "ports"))

@@ -133,6 +133,7 @@ def test_columns_of_a_table_are_found_by_their_names() -> None:
         ("# Collective test starting: all_gather_perf\n" + GATHER, "of all_gather, not of all_reduce"),
         (OLD, "of 2 ranks, not of 8"),
         ('{"rows": [{}]}', "no measurement of `hocket bench`"),
+        (NCCL + "# Out of bounds values : 3 FAILED\n", "wrong results"),
     ],
 )
 def test_what_is_no_sweep_of_this_is_refused(text: str, said: str) -> None:
@@ -147,6 +148,32 @@ def test_times_that_the_links_cannot_have_taken_are_refused(scale: float, said: 
     sweep = {n: seconds * scale for n, seconds in read_sweep(NCCL).items()}
     with pytest.raises(PlanError, match=said):
         fit_sweep(sweep, where, kind="all_reduce", ranks=8)
+
+
+@pytest.mark.parametrize("largest", [64, 2**16, 2**20])
+def test_sizes_that_are_nothing_but_starts_tell_nothing_of_the_links(largest: int) -> None:
+    """They had been said to reach all of the data sheet: any share explains such times."""
+    where = Network.of(cluster.load("h100-like"))
+    truth = dataclasses.replace(Constants.of(where.reached), collective_s=30e-6)
+    sizes = [largest // 8, largest // 4, largest // 2, largest]
+    sweep = {n: where.collective("all_reduce", float(n), 8, 1, truth).seconds for n in sizes}
+    with pytest.raises(PlanError, match="measure larger sizes"):
+        fit_sweep(sweep, where, kind="all_reduce", ranks=8)
+
+
+def test_sizes_in_which_a_start_is_lost_leave_it_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A nanosecond had come out, of 1 to 4 GiB with a percent of noise."""
+    where = Network.of(cluster.load("h100-like"))
+    truth = dataclasses.replace(Constants.of(where.reached), collective_s=30e-6, inside_share=0.7)
+    noise = {2**30: 0.985, 2**31: 1.01, 2**32: 1.0}
+    sweep = {n: where.collective("all_reduce", float(n), 8, 1, truth).seconds * off for n, off in noise.items()}
+    found, _ = fit_sweep(sweep, where, kind="all_reduce", ranks=8)
+    assert found.collective_s == Constants.of(where.reached).collective_s
+    assert found.inside_share == pytest.approx(0.7, rel=0.02)
+    (tmp_path / "sweep.csv").write_text("bytes,seconds\n" + "".join(f"{n},{seconds}\n" for n, seconds in sweep.items()))
+    with pytest.raises(SystemExit, match="0"):
+        main(["cluster", "fit", "h100-like", str(tmp_path / "sweep.csv"), "-n", "8", "--json"])
+    assert list(json.loads(capsys.readouterr().out)["fitted"]) == ["inside_share"]
 
 
 def test_a_sweep_makes_communication_surer_and_not_computation() -> None:

@@ -13,6 +13,7 @@ from hocket.planner import (
     Plan,
     PlanError,
     ScalingFit,
+    assumptions,
     fit_scaling,
     plan_order,
     predict,
@@ -219,11 +220,40 @@ def test_a_fit_gives_back_the_constants_of_a_curve() -> None:
             assert found.throughput(n) == pytest.approx(curves[name].throughput(n), rel=0.01)
 
 
+def test_layers_measured_faster_than_the_device_s_peak_have_no_mfu() -> None:
+    """It had been 473% of a core that a cluster's file says to make 10 GFLOP/s."""
+    measured = chain()
+    rates = {flops: cluster.load(f"star:hosts=1,server.flops={flops},server.memory=16GiB") for flops in ("1e18", "1")}
+    found = {flops: predict(Plan(), measured, where, workers=1, batch=1) for flops, where in rates.items()}
+    assert 0 < found["1e18"].mfu < 1
+    assert (found["1"].mfu, found["1"].beyond_peak) == (0.0, True)
+    told = {name: value for name, value, _ in assumptions(found["1"], Network.of(rates["1"]), precision="float32")}
+    assert "less than was measured" in told["peak"]
+
+
 def test_too_few_points_are_refused() -> None:
     with pytest.raises(PlanError, match="measure at least four"):
         fit_scaling({"a": {1: 10.0, 2: 19.0}}, 4)
     with pytest.raises(PlanError, match="b: 1 measured points"):
         fit_scaling({"a": {1: 10.0, 2: 19.0, 4: 36.0, 8: 70.0, 16: 130.0}, "b": {1: 10.0}}, 4)
+
+
+def test_a_curve_is_no_surer_than_its_points_are_near_it() -> None:
+    """One that missed them by 5% had been sure to 2%."""
+    rates = ScalingFit(4, 0.1, 0.02, 0.004, 0.02)
+    points = {n: rates.throughput(n) * (1.05 if n in (2, 8) else 0.95) for n in (1, 2, 4, 8, 16, 32)}
+    rough = fit_scaling({"a": points}, 4)["a"]
+    near = fit_scaling({"a": {n: rates.throughput(n) for n in points}}, 4)["a"]
+    assert near.off < 0.005 < 0.03 < rough.off
+    widths = [high / low for low, high in (one.interval(8) for one in (near, rough))]
+    assert widths[0] < 1.06 < 1.08 < widths[1]
+
+
+@pytest.mark.parametrize("points", [{1: 1.0, 2: 4.0, 4: 16.0, 8: 64.0}, {1: 10.0, 2: 5.0, 4: 2.0, 8: 1.0}])
+def test_points_that_no_curve_comes_near_are_refused(points: dict[int, float]) -> None:
+    """Faster than the workers grow, or slower than one: the curve was off by 600%, and sure to 2%."""
+    with pytest.raises(PlanError, match="a: the nearest curve of these constants is off by"):
+        fit_scaling({"a": points}, 4)
 
 
 def test_a_column_of_one_host_says_nothing_of_several() -> None:

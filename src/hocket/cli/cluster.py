@@ -120,7 +120,7 @@ def fit(
     import dataclasses
 
     from hocket.cluster import build, load, to_toml
-    from hocket.planner import Network, fit_sweep, read_sweep
+    from hocket.planner import Constants, Network, fit_sweep, read_sweep
 
     with one_error("cluster fit"):
         found = load(what)
@@ -130,7 +130,9 @@ def fit(
             raise ValueError(f"{str(sweep)!r} cannot be read: {error}") from None
         points = read_sweep(text, kind=collective, ranks=ranks)
         constants, error_share = fit_sweep(points, Network.of(found), kind=collective, ranks=ranks)
-        names = ("inside_share" if ranks <= found.ranks_per_host() else "network_share", "collective_s")
+        names = ["inside_share" if ranks <= found.ranks_per_host() else "network_share"]
+        if told := constants.collective_s != Constants.of(found.reached).collective_s:
+            names.append("collective_s")
         fitted: dict[str, Any] = {name: float(f"{getattr(constants, name):.4g}") for name in names}
         reached = {**found.reached, **fitted, "swept": ranks}
         made = dataclasses.replace(found, reached=reached, recipe=None)
@@ -144,6 +146,8 @@ def fit(
     typer.echo(f"{len(points)} sizes of {collective} on {ranks} ranks of {found.name}; median error {error_share:.1%}")
     for name, value in fitted.items():
         typer.echo(f"  {name} = {value:g}")
+    if not told:
+        typer.echo("  collective_s is as it was: sizes as large as these do not tell it")
     if out is not None:
         typer.echo(f"wrote {out}")
 

@@ -51,6 +51,9 @@ def predict(
         counts = _numbers(workers)
         what_ifs = [word for word in what_if.split(",") if word]
         where = load(cluster)
+        plain = {"plan": plan, "batch": batch, "precision": precision, "device": device, "constant": constant}
+        fitting = {"rounding": rounding or None, "fit-up-to": fit_up_to}
+        _refuse_unused(plain if measured is not None else fitting, "without" if measured is None else "with")
         if measured is not None:
             columns = _read(measured)
             known = {
@@ -64,6 +67,7 @@ def predict(
                 for name, fit in fits.items()
                 for changed in ("", *what_ifs)
             ]
+            taken = _taken(fits, network.local, measured)
         else:
             most = max(counts)
             asked = ask(target, where, most, device=device, plan=plan, precision=precision, constant=constant)
@@ -99,6 +103,21 @@ def predict(
         typer.echo(f"wrote {svg}")
 
 
+def _refuse_unused(options: dict[str, Any], what: str) -> None:
+    """Raise ValueError for an option that would change nothing."""
+    if given := next((name for name, value in options.items() if value not in (None, [])), None):
+        raise ValueError(f"--{given} changes nothing {what} --measured; leave it out")
+
+
+def _taken(fits: "dict[str, ScalingFit]", local: int, file: Path) -> list[dict[str, str]]:
+    """Return what the curves of fits rest on."""
+    rows = [("ranks of a host", str(local), "given"), ("points", f"of {file.name}", "measured")]
+    for name, fit in fits.items():
+        rows += fit.assumptions(name)
+    rows.append(("batch", "a worker's, its program and its precision are those of the points", "assumed"))
+    return [dict(zip(("what", "value", "basis"), row, strict=True)) for row in rows]
+
+
 def _fit(one: "ScalingFit") -> dict[str, float | None]:
     """Return the constants; None for what was not measured, which JSON has no number for."""
     return {name: None if math.isnan(value) else value for name, value in vars(one).items()}
@@ -127,7 +146,10 @@ def _read(path: Path) -> dict[str, dict[int, float]]:
         raise ValueError(f"--measured {path} is no CSV: {error}") from None
     if len(rows) < 2 or len(rows[0]) < 2:
         raise ValueError(f"{path}: wants a line of names (workers,images_per_s) and lines of numbers")
-    columns: dict[str, dict[int, float]] = {name.strip(): {} for name in rows[0][1:]}
+    names = [name.strip() for name in rows[0][1:]]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"{path}: two columns are named {twice!r}; give them names of their own")
+    columns: dict[str, dict[int, float]] = {name: {} for name in names}
     for number, row in enumerate(rows[1:], 2):
         where = f"{path}, line {number}: {','.join(row)!r}"
         if len(row) > len(rows[0]):

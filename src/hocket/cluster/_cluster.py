@@ -239,6 +239,9 @@ class Cluster:
         """
         counts = np.bincount(self.hosts[self.ranks] + 1, minlength=1)
         used = np.unique(counts[1:][counts[1:] > 0])
-        if counts[0] or len(used) != 1:
+        if counts[0]:
+            rule = 'stand in no host; give the nodes a `host`, or the kind "host"'
+            raise ClusterError(f"{self.name}: {counts[0]} of {len(self.ranks)} ranks {rule}")
+        if len(used) != 1:
             raise ClusterError(f"{self.name}: its hosts hold different numbers of ranks")
         return int(used[0])

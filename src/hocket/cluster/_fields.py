@@ -19,10 +19,11 @@ from hocket.units import (
 from ._cluster import FORMAT_RATES, Reduction
 from ._errors import ClusterError
 
-Rate = Annotated[float, BeforeValidator(parse_rate), PlainSerializer(format_rate), Field(gt=0)]
-Seconds = Annotated[float, BeforeValidator(parse_time), PlainSerializer(format_time)]
-Bytes = Annotated[int, BeforeValidator(parse_bytes), PlainSerializer(format_bytes), Field(gt=0)]
-Flops = Annotated[float, BeforeValidator(parse_flops), PlainSerializer(format_flops), Field(gt=0)]
+# The bounds are far outside of what there is, and inside of what 64 bits hold when multiplied.
+Rate = Annotated[float, BeforeValidator(parse_rate), PlainSerializer(format_rate), Field(gt=0, ge=1e-3, le=1e18)]
+Seconds = Annotated[float, BeforeValidator(parse_time), PlainSerializer(format_time), Field(le=1e6)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes), PlainSerializer(format_bytes), Field(gt=0, le=2**60)]
+Flops = Annotated[float, BeforeValidator(parse_flops), PlainSerializer(format_flops), Field(gt=0, ge=1, le=1e24)]
 
 
 class TomlTable(BaseModel):

@@ -296,7 +296,7 @@ class DgxH200(DgxH100):
     """Eight H200: the H100's processor, links and switches with more and faster memory (data sheet)."""
 
     kind: Literal["dgx-h200"] = "dgx-h200"  # type: ignore[assignment]
-    device_memory: Bytes | None = 141 * 10**9
+    device_memory: Bytes | None = 143771 * 2**20  # nvidia-smi; the sheet's 141 "GB" are these 140.4 GiB
     device_memory_bandwidth: Rate | None = 4800e9
 
 
@@ -308,7 +308,7 @@ class DgxB200(DgxH100):
     float8_flops: Flops | None = 4500e12  # dense: half of the sheet's 72 PFLOP/s with sparsity, by eight
     tf32_flops: Flops | None = 1125e12  # dense: half of HGX B200's 18 PFLOP/s with sparsity, by eight
     float32_flops: Flops | None = 75e12  # HGX B200's 600 TFLOP/s by eight
-    device_memory: Bytes | None = 180 * 10**9
+    device_memory: Bytes | None = 183359 * 2**20  # nvidia-smi (TensorRT-LLM #10278); the sheet's 180 "GB" are GiB
     device_memory_bandwidth: Rate | None = 8000e9
     nvlink: Rate = 900e9
 
@@ -324,7 +324,7 @@ class Mi300x(_DeviceServer):
     flops: Flops | None = 1307.4e12  # bf16, dense
     float8_flops: Flops | None = 2614.9e12  # dense, data sheet
     float32_flops: Flops | None = 163.4e12  # data sheet; torch does not take its TF32 (653.7) without being told to
-    device_memory: Bytes | None = 192 * 10**9
+    device_memory: Bytes | None = 196592 * 2**20  # rocminfo's 201,310,208 KiB (ROCm/vllm #397); the sheet's 192 "GB"
     device_memory_bandwidth: Rate | None = 5300e9
     nvlink: Rate = 64e9  # of one link; Infinity Fabric, not NVLink
     nvlink_latency: Seconds = 700e-9

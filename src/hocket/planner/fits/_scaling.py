@@ -10,6 +10,7 @@ ports, adds to the step, as an all-reduce does 2 (n - 1)/n times; what computati
 fitted: it bends curves beyond the range of a fit, where more hosts' paths meet and a network is tapered (`CONGESTION`).
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from ..step import DEVIATIONS
 CONGESTION = 0.05
 """t, assumed: what hashed paths cost of a large collective on tapered networks with every doubling of the hosts."""
 _SURE, _FARTHER = 0.02, 0.025  # standard deviations: of a fitted point, and for every doubling of workers beyond them
+_MOST_OFF = 0.3  # of the points, by which a fit says nothing
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class ScalingFit:
         inside_s: i.
         between_s: w; not a number where no point has workers on several hosts, so that nothing tells it.
         fitted_workers: The most workers of the points of its column; 0 for none.
+        off: By how much its points are off the curve, the root of the mean square of the logarithm.
     """
 
     local: int
@@ -42,6 +45,7 @@ class ScalingFit:
     inside_s: float
     between_s: float
     fitted_workers: int = 0
+    off: float = 0.0
 
     def parts(self, workers: int) -> dict[str, float]:
         """Seconds per sample of each worker, by what takes them."""
@@ -65,14 +69,25 @@ class ScalingFit:
         return workers / sum(self.parts(workers).values())
 
     def interval(self, workers: int) -> tuple[float, float]:
-        """Return samples per second of all, between which they are with 80%: less sure with every doubling."""
+        """Return samples per second of all, between which they are with 80%: less sure with every doubling.
+
+        Nor is a curve surer than its own points are near it.
+        """
         farther = max(0.0, math.log2(workers / max(1, self.fitted_workers)))
-        times = math.exp(DEVIATIONS * math.hypot(_SURE, _FARTHER * farther))
+        times = math.exp(DEVIATIONS * math.hypot(max(_SURE, self.off), _FARTHER * farther))
         return self.throughput(workers) / times, self.throughput(workers) * times
 
     def efficiency(self, workers: int) -> float:
         """Throughput by that of so many single workers."""
         return self.throughput(workers) / (workers * self.throughput(1))
+
+    def assumptions(self, name: str) -> list[tuple[str, str, str]]:
+        """Return what a curve of such a name rests on: what, its value, and where that is from."""
+        rows = [(name, f"up to {self.fitted_workers} workers, whose points are {self.off:.1%} off the curve", "fitted")]
+        if not math.isnan(self.between_s):
+            slower = f"{CONGESTION:.0%} slower for every doubling of the hosts"
+            rows.append((f"{name} between hosts", slower, "assumed"))
+        return rows
 
     def table(self) -> list[tuple[str, str]]:
         """Return the constants with their values."""
@@ -98,7 +113,7 @@ def fit_scaling(
         rounding: Half a unit of the last digit of what was published; points count by what it leaves uncertain.
 
     Raises:
-        PlanError: there are fewer points than constants, or one is none.
+        PlanError: there are fewer points than constants, one is none, or no such curve comes near them.
     """
     from scipy.optimize import least_squares
 
@@ -133,4 +148,13 @@ def fit_scaling(
 
     start = [1.0, *([0.03, 0.02, 0.05] * len(names))]
     best = least_squares(residuals, start, bounds=(0.0, 5.0))
-    return {name: made(best.x.tolist(), number) for number, name in enumerate(names)}
+    found = {}
+    for number, name in enumerate(names):
+        one = made(best.x.tolist(), number)
+        off = [math.log(rate / one.throughput(n)) for n, rate in columns[name].items()]
+        found[name] = dataclasses.replace(one, off=math.sqrt(math.fsum(each**2 for each in off) / len(off)))
+        if found[name].off > _MOST_OFF:
+            rule = f"the nearest curve of these constants is off by {math.expm1(found[name].off):.0%}"
+            remedy = "throughput that falls, or grows faster than the workers do, is none; look for a wrong row or unit"
+            raise PlanError(f"nothing can be fitted: {name}: {rule}: {remedy}")
+    return found

@@ -20,6 +20,8 @@ _TIMES = {"microseconds": 1e-6, "us": 1e-6, "time_us": 1e-6, "milliseconds": 1e-
 _OFF = 0.3  # of a fit's median error, with which it says nothing
 _FASTER = 0.9  # of what the links carry, the least time that is put down to noise
 _SHARES, _STARTS = (0.01, 1.0), (1e-9, 1.0)  # between which constants are
+_TOLD = 0.2  # of the largest size's time, the part of the links with which it tells what they reach
+_STARTED = 0.05  # of the smallest size's time, the part of a start with which it tells how long that takes
 
 
 def read_sweep(text: str, *, kind: str = "", ranks: int = 0) -> dict[int, float]:
@@ -78,6 +80,9 @@ def _lines(text: str) -> tuple[list[tuple[int, float]], str, int]:
                 ranks = max(ranks, int(words[1]) + 1)
             elif words[:3] == ["Collective", "test", "starting:"]:
                 kind = words[-1].removesuffix("_perf")
+            elif words[:4] == ["Out", "of", "bounds", "values"] and "FAILED" in words:
+                rule = "nccl-tests found wrong results, and times of wrong results tell nothing; mend that first"
+                raise PlanError(f"line {number}: {line.strip()!r}: {rule}")
             continue
         names = [word.lower() for word in words]
         if len(names) >= 2 and any(name in _SIZES for name in names):
@@ -124,7 +129,8 @@ def fit_sweep(sweep: Mapping[int, float], network: Network, *, kind: str, ranks:
     """Return what the links reach and what starting a collective costs, and the median error of the fit.
 
     Least squares of the logarithm of time; two constants: the share of the links that the group is bound by (inside a
-    host, or between hosts), and `collective_s`. What the sweep says nothing of is as sure as it was.
+    host, or between hosts), and `collective_s`, which stays what it was where the smallest size takes so long that a
+    start is lost in it. What the sweep says nothing of is as sure as it was.
 
     Args:
         sweep: Seconds by bytes, as `read_sweep` gives.
@@ -133,7 +139,8 @@ def fit_sweep(sweep: Mapping[int, float], network: Network, *, kind: str, ranks:
         ranks: How many took part, the first of the cluster.
 
     Raises:
-        PlanError: the cluster has not so many ranks, or its links cannot have taken such times.
+        PlanError: the cluster has not so many ranks, its links cannot have taken such times, or the sizes are too small
+            to tell what they reach.
     """
     from scipy.optimize import least_squares
 
@@ -144,7 +151,9 @@ def fit_sweep(sweep: Mapping[int, float], network: Network, *, kind: str, ranks:
     known = Constants.of(network.reached)
 
     def made(values: list[float]) -> Constants:
-        changed: dict[str, Any] = {share: min(1.0, math.exp(values[0])), "collective_s": math.exp(values[1])}
+        changed: dict[str, Any] = {share: min(1.0, math.exp(values[0]))}
+        if len(values) > 1:
+            changed["collective_s"] = math.exp(values[1])
         return dataclasses.replace(known, **changed)
 
     def residuals(values: list[float]) -> list[float]:
@@ -156,6 +165,8 @@ def fit_sweep(sweep: Mapping[int, float], network: Network, *, kind: str, ranks:
     begin = [math.log(0.7), math.log(min(0.5 * most_s, max(1e-7, 0.5 * min(sweep.values()))))]
     bounds = [math.log(least_share), math.log(least_s)], [math.log(most_share), math.log(most_s)]
     best = least_squares(residuals, begin, bounds=bounds)
+    if max(known.collective_s, made(best.x.tolist()).collective_s) < _STARTED * sweep[min(sweep)]:
+        best = least_squares(residuals, begin[:1], bounds=(bounds[0][:1], bounds[1][:1]))
     found, off = made(best.x.tolist()), dict(zip(sweep, residuals(best.x.tolist()), strict=True))
     error = statistics.median(abs(one) for one in off.values())
     largest = max(sweep)
@@ -167,4 +178,9 @@ def fit_sweep(sweep: Mapping[int, float], network: Network, *, kind: str, ranks:
     if error > _OFF or getattr(found, share) < 1.01 * least_share or found.collective_s > 0.99 * most_s:
         rule = f"no share of its links explains such times (a median error of {error:.0%})"
         raise PlanError(f"{said}: {rule}; correct the cluster, the ranks, the collective or the unit of the times")
+    half = dataclasses.replace(found, **{share: getattr(found, share) / 2})
+    slower, fitted = (wires.collective(kind, float(largest), ranks, 1, one).seconds for one in (half, found))
+    if slower < (1 + _TOLD) * fitted:
+        rule = "that is the start of a collective, and says nothing of what its links reach"
+        raise PlanError(f"{said}: {rule}; measure larger sizes, too, up to 256 MiB or more")
     return dataclasses.replace(found, swept=ranks), error

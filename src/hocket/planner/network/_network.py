@@ -102,6 +102,7 @@ class Network:
         float16_flops: Of its products in float16, 0 if as in bfloat16, which is `flops`.
         tf32_flops: Of its products in TF32, 0 if it has none or they are unknown.
         float32_flops: Of its products in float32 as IEEE has it, 0 if unknown, and then `flops`.
+        unlike: What differs in the cluster, as "devices ports" (of hosts); the least of all stands here. "" if nothing.
     """
 
     name: str
@@ -125,20 +126,27 @@ class Network:
     float16_flops: float = 0.0
     tf32_flops: float = 0.0
     float32_flops: float = 0.0
+    unlike: str = ""
 
     def __getstate__(self) -> dict[str, Any]:
         return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}  # without what is kept besides
 
     @classmethod
     def of(cls, cluster: Cluster) -> "Network":
-        """Look at a cluster: its first two hosts stand for all.
+        """Look at a cluster: two hosts stand for all, the first and that with the least to the others.
+
+        Ranks work in step, so that a device counts for what the slowest does, and has the memory of the smallest.
 
         Raises:
             ClusterError: if its hosts hold different numbers of ranks, or no path joins two ranks.
         """
         local = cluster.ranks_per_host()
-        nodes = cluster.ranks[: 2 * local]
-        first = int(nodes[0])
+        first = int(cluster.ranks[0])
+        devices, apart = _least_device(cluster)
+        ports_Bps = _ports(cluster)
+        second = int(ports_Bps.argmin()) or 1
+        nodes = np.concatenate([cluster.ranks[:local], cluster.ranks[second * local : (second + 1) * local]])
+        unlike = " ".join(["devices"] * apart + ["ports"] * bool(ports_Bps.min() < ports_Bps.max()))
         inside_Bps, inside_s, between_s, rank_Bps, host_Bps = float("inf"), 0.0, 0.0, float("inf"), float("inf")
         mesh = 0
         if local > 1:
@@ -154,9 +162,7 @@ class Network:
             route = cluster.routes(nodes[:1], nodes[local : local + 1])[0]
             rank_Bps = float(cluster.capacity_Bps[route].min())
             between_s = float(cluster.latency_s[route].sum())
-            here = cluster.hosts == cluster.hosts[first]
-            leaving = here[cluster.link_tail] & ~here[cluster.link_head]
-            host_Bps = float(cluster.capacity_Bps[leaving].sum())
+            host_Bps = float(ports_Bps.min())
             if local > 1:
                 # No more leaves a host than its ranks bring to its ports.
                 far = [cluster.routes(nodes[i : i + 1], nodes[local + i : local + i + 1])[0] for i in range(local)]
@@ -172,15 +178,16 @@ class Network:
             host_Bps,
             rank_Bps,
             between_s,
-            float(cluster.flops[first]),
-            float(cluster.memory_Bps[first]),
-            int(cluster.memory_nbytes[first]),
+            devices["flops"],
+            devices["memory_Bps"],
+            int(devices["memory_nbytes"]),
             max(streaming, default=0.0) if outside else 0.0,
             mesh=mesh,
             reached=cluster.reached,
             sharers=local if _computes_in_host_memory(cluster, first) else 0,
             routed=cluster,
-            **{name: float(getattr(cluster, name)[first]) for name in FORMAT_RATES},
+            unlike=unlike,
+            **{name: devices[name] for name in FORMAT_RATES},
         )
 
     def peak(self, number_format: str) -> tuple[float, str]:
@@ -457,6 +464,29 @@ def network_of(cluster: Cluster | Network) -> Network:
     if id(cluster) not in _networks:
         _networks[id(cluster)] = vars(cluster)["_network"] = Network.of(cluster)
     return _networks[id(cluster)]
+
+
+def _least_device(cluster: Cluster) -> tuple[dict[str, float], bool]:
+    """Return of every figure of a device the least that a rank has, and whether ranks differ.
+
+    Where some do not say a figure, nobody knows it; a format without a rate of its own is at `flops`.
+    """
+    names = ("flops", "memory_Bps", "memory_nbytes", *FORMAT_RATES)
+    figures = {name: np.asarray(getattr(cluster, name))[cluster.ranks] for name in names}
+    apart = any(bool((one != one[0]).any()) for one in figures.values())
+    if apart:
+        for name in ("float16_flops", "float32_flops"):
+            if figures[name].any():
+                figures[name] = np.where(figures[name] > 0, figures[name], figures["flops"])
+    return {name: float(one.min()) for name, one in figures.items()}, apart
+
+
+def _ports(cluster: Cluster) -> np.ndarray:
+    """Return of every host, in the order of its ranks, what all its ports carry together to what is outside."""
+    tails, heads = cluster.hosts[cluster.link_tail], cluster.hosts[cluster.link_head]
+    leaving = (tails >= 0) & (tails != heads)
+    carried = np.bincount(tails[leaving], weights=cluster.capacity_Bps[leaving], minlength=int(cluster.hosts.max()) + 1)
+    return carried[cluster.hosts[cluster.ranks[:: cluster.ranks_per_host()]]]
 
 
 def _computes_in_host_memory(cluster: Cluster, node: int) -> bool:

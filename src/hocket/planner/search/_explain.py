@@ -244,8 +244,13 @@ def _assumptions(
         ("batch", f"{one.batch} samples, {one.batch / one.workers:.4g} a worker, {micro} at a time", "given"),
         ("precision", _FLOAT8 if precision == "float8" else precision, "given"),
     ]
+    for what in network.unlike.split():
+        rows.append((what, f"those of {network.name} differ: all are taken for the least of them", "assumed"))
     if one.measured:
         rows.append(("computation", "each layer's times", "measured"))
+        if one.beyond_peak:
+            said = f"{format_flops(one.device_flops)} in {one.mfu_format} of {network.name}"
+            rows.append(("peak", f"unknown: {said} is less than was measured, so there is no MFU", "measured"))
     elif network.flops:
         rows += _products(one, network, precision)
         fused = f"{constants.fused_share:.0%} of the traffic of kernels that only read and write is taken away"

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hocket.simulate import StageWork, Stream
+from hocket.simulate import Stream
 
 from ..axes import copy_group, replicas, shard_group
 from ..network import NOTHING, USUAL, Constants, Cost
-from ..plan import BucketSizes, Plan, plan_order
+from ..plan import BucketSizes, Plan
 from ._pipeline import Followed
 from ._profile import LayerTimes, Profile
 
@@ -86,7 +86,7 @@ def _reduced(plan: Plan, profile: Profile, own_of: Sequence[np.ndarray], rank: i
     kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
 
     def seconds(kind: str, nbytes: float, of: np.ndarray) -> float:
-        beside = _beside([float(of[layers].sum()) for layers in own_of], rank)
+        beside = talking([float(of[layers].sum()) for layers in own_of], rank)
         return profile.network.collective(kind, nbytes, copies, stride, constants, beside=beside).seconds
 
     nbytes = float(held.gradient_bytes[own].sum())
@@ -105,7 +105,7 @@ def bucket_count(nbytes: float, plan: Plan, constants: Constants) -> int:
     return max(1, round(nbytes / BucketSizes.choose(nbytes, plan.bucket_bytes).most))
 
 
-def _beside(nbytes: Sequence[float], rank: int) -> tuple[int, tuple[float, ...]]:
+def talking(nbytes: Sequence[float], rank: int) -> tuple[int, tuple[float, ...]]:
     """Return of every rank of a pipeline how much of the time it talks in which one of them does.
 
     A link serves all who use it evenly, until the one with less is done.
@@ -126,84 +126,7 @@ def fetched(plan: Plan, profile: Profile) -> Constants:
     return dataclasses.replace(constants, gather_share=constants.gather_share * share)
 
 
-def follow_gathers(
-    plan: Plan,
-    profile: Profile,
-    times: LayerTimes,
-    edges: Sequence[int],
-    works: Sequence[StageWork],
-    plain: Followed,
-) -> Followed:
-    """Follow a pipeline whose parameters are sharded: each block is gathered while the one before is computed.
-
-    A message shares its port with the gathers that are under way. `works` say what messages take, and `plain`, which is
-    the same pipeline without gathers, how long they share links with each other. As many micro-batches are followed as
-    of that one; each round of the rest takes as long as the last one.
-    """
-    p, m, few = plan.pipeline_parallel_degree, plan.micro_batches, plain.followed
-    found = _followed_gathers(plan, profile, times, edges, works, plain, few)
-    if few == m:
-        return found
-    shorter = _followed_gathers(plan, profile, times, edges, works, plain, few - p)
-    return found.later((m - few) / p * (found.seconds - shorter.seconds))
-
-
-def _followed_gathers(
-    plan: Plan,
-    profile: Profile,
-    times: LayerTimes,
-    edges: Sequence[int],
-    works: Sequence[StageWork],
-    plain: Followed,
-    few: int,
-) -> Followed:
-    """Return what `follow_gathers` does, of the first few micro-batches alone."""
-    p, constants, held = plan.pipeline_parallel_degree, profile.constants, profile.held(plan).parameter_bytes
-    ahead = constants.overlap and constants.prefetch
-    sizes = [float(held[a:b].sum()) for a, b in itertools.pairwise(edges)]
-    port = int(_inside(profile, shard_group(plan)))
-    blocks, averages = [], [0.0] * p  # of copies of a rank's shards
-    for stage, (first, end) in enumerate(itertools.pairwise(edges)):
-        beside = _beside([sum(sizes[rank::p]) for rank in range(p)], stage % p)
-        layers = np.arange(first, end)
-        columns = _blocks(plan, profile, times, layers, beside)
-        averages[stage % p] += float(_among_copies(plan, profile, layers, beside).sum())
-        blocks.append(list(zip(*(one.tolist() for one in columns), strict=True)))
-    weights = [float(times.backward[a:b].sum()) / 2 for a, b in itertools.pairwise(edges)]
-    whole = [sum(one[3] for one in stage) for stage in blocks]
-    ranks, links = [Stream() for _ in range(p)], [Stream() for _ in range(p)]
-    begun, left = [0.0] * p, [0.0] * p  # when a rank's last block began, and the reduction that its end asks for
-    came: dict[tuple[bool, int, int], float] = {}
-    for number, (stage, kind, micro) in plan_order(dataclasses.replace(plan, micro_batches=few)).played.sequence:
-        rank, link = ranks[number], links[number]
-        forward, onward = kind == "F", stage + (1 if kind == "F" else -1)
-        part = weights[stage] / whole[stage] if whole[stage] else 0.0
-        part = {"F": 1.0, "B": 1.0, "I": 1 - part, "W": part}[kind]
-        after = came.get((forward, stage, micro), 0.0) if kind != "W" else 0.0
-        for gather, reduce, ahead_s, back_s in blocks[stage] if forward else reversed(blocks[stage]):
-            there = link.add(gather, begun[number] if ahead else rank.free_s)
-            if left[number]:
-                link.add(left[number], rank.free_s)
-            begun[number] = max(rank.free_s, there, after)
-            rank.add(ahead_s if forward else part * back_s, begun[number])
-            left[number] = reduce if kind in ("B", "W") else 0.0
-            if left[number] and not ahead:
-                rank.free_s, left[number] = link.add(reduce, rank.free_s), 0.0
-        if kind != "W" and 0 <= onward < len(blocks):
-            message = works[min(stage, onward)]
-            shared = message.port == port and link.free_s > rank.free_s
-            link.free_s += message.hop if shared else 0.0
-            way_s = plain.ways_s[forward, onward, micro] + (message.hop if shared else 0.0)
-            came[forward, onward, micro] = rank.free_s + way_s
-    ends = tuple(rank.free_s for rank in ranks)
-    for link, rank, more, average in zip(links, ranks, left, averages, strict=True):
-        link.add(more, rank.free_s)
-        link.add(average, rank.free_s)
-    found = Followed(max(ends), ends, ends, few)
-    return dataclasses.replace(found, links=tuple(link.free_s for link in links))
-
-
-def _blocks(
+def block_times(
     plan: Plan,
     profile: Profile,
     times: LayerTimes,
@@ -235,7 +158,7 @@ def _blocks(
     return seconds("all_gather", parameters), seconds("reduce_scatter", gradients), forward, backward
 
 
-def _among_copies(
+def copies_times(
     plan: Plan, profile: Profile, layers: np.ndarray, beside: tuple[int, tuple[float, ...]] | None = None
 ) -> np.ndarray:
     """Return seconds in which ranks that hold the same shard of every block average its gradients, once a step."""
@@ -248,7 +171,7 @@ def _among_copies(
     return np.array(each)
 
 
-def _inside(profile: Profile, group: tuple[int, int]) -> bool:
+def inside(profile: Profile, group: tuple[int, int]) -> bool:
     """Return whether the members of such a group, its size and stride, are all on one host."""
     return profile.network.members(*group)[1] == 1
 
@@ -268,7 +191,7 @@ def _whole(plan: Plan, profile: Profile, times: LayerTimes, own: np.ndarray, m: 
     whole = cost("reduce_scatter", float(held.gradient_bytes[own].sum()))
     gathered = float((held.parameter_bytes - times.narrowed)[own].sum())
     fetched_s = m * (whole.seconds + 2 * cost("all_gather", gathered).seconds)
-    return whole, fetched_s + float(_among_copies(plan, profile, own).sum())
+    return whole, fetched_s + float(copies_times(plan, profile, own).sum())
 
 
 def _exchange(
@@ -287,10 +210,10 @@ def _exchange(
 
     if plan.shard == "parameters":
         whole = _whole(plan, profile, times, layers, m)[0]
-        each, back, forward, backward = _blocks(plan, profile, times, layers)
-        last = _among_copies(plan, profile, layers)
+        each, back, forward, backward = block_times(plan, profile, times, layers)
+        last = copies_times(plan, profile, layers)
         if constants.overlap and constants.prefetch:
-            apart = _inside(profile, shard_group(plan))
+            apart = inside(profile, shard_group(plan))
             gather, exposed = _meanwhile(each, back, forward, backward, m, last, apart=apart)
         else:
             gather, exposed = m * 2 * float(each.sum()), m * float(back.sum()) + float(last.sum())

@@ -208,7 +208,9 @@ class _GraphOfStep:
         sizes = self.profile.held(self.plan).gradient_bytes[self._own(rank)]
         return BucketSizes.choose(float(sizes.sum()), self.plan.bucket_bytes).most
 
-    def _collective(self, rank: int, kind: str, nbytes: float, name: str, after: Iterable[Work]) -> list[Work]:
+    def _collective(
+        self, rank: int, kind: str, nbytes: float, name: str, after: Iterable[Work], stream: str = "network"
+    ) -> list[Work]:
         """Add a collective of every group of a stage's ranks that hold the same parameters."""
         constants = self.profile.constants
         if self.plan.shard == "parameters" and kind != "all_reduce":
@@ -222,9 +224,11 @@ class _GraphOfStep:
             members = self.places[rank].reshape(-1, size, stride)
             for group in np.moveaxis(members, 1, 2).reshape(-1, size):
                 if constants.collective_s:
-                    after = [*after, self.graph.compute(group, constants.collective_s, stream="network", after=after)]
+                    after = [*after, self.graph.compute(group, constants.collective_s, stream=stream, after=after)]
                 label = f"{name} ({schedule.name})"
-                found.append(self.graph.collective(schedule, moved, ranks=group, name=label, after=after))
+                found.append(
+                    self.graph.collective(schedule, moved, ranks=group, stream=stream, name=label, after=after)
+                )
         return found
 
     def _action(self, rank: int, action: PipelineAction) -> None:
@@ -340,7 +344,9 @@ class _GraphOfStep:
             if len(self.places) > 1:  # whose last pass nobody knows beforehand
                 self.reduced[rank].append((part, found))
             else:
-                self.reductions[rank] += self._collective(rank, "all_reduce", part, "gradients of copies", found)
+                # On a stream of its own, as FSDP2's `all_reduce_stream`: the next block's gather does not wait for it.
+                name, stream = "gradients of copies", "copies"
+                self.reductions[rank] += self._collective(rank, "all_reduce", part, name, found, stream)
         return found
 
 

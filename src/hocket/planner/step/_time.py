@@ -19,7 +19,8 @@ from .._findings import PlanError, PlanFinding
 from ..axes import AXES, product, replicas
 from ..network import LOCAL, Constants, Cost, Network, StageMessages, network_of, slowest_of, waiting
 from ..plan import Plan, undivided
-from ._ends import ends, follow_gathers
+from ._ends import ends
+from ._gathers import follow_gathers
 from ._interval import spread
 from ._likeness import alike, longer
 from ._memory import Memory, memory_of
@@ -156,8 +157,16 @@ class Prediction:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation: these FLOP/s by what the device's data sheet says of `mfu_format`; 0 if unknown."""
-        return self.flops_per_worker / self.device_flops if self.device_flops else 0.0
+        """Model FLOPs utilisation: these FLOP/s by what the device's data sheet says of `mfu_format`; 0 if unknown.
+
+        Where layers were measured to be faster than that, it is not this device's figure, and nobody knows it.
+        """
+        return 0.0 if self.beyond_peak or not self.device_flops else self.flops_per_worker / self.device_flops
+
+    @property
+    def beyond_peak(self) -> bool:
+        """Whether layers that were measured elsewhere make more FLOP/s than the device is said to."""
+        return self.flops_per_worker > self.device_flops > 0
 
     @property
     def mfu_format(self) -> str:

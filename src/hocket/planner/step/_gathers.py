@@ -1,0 +1,156 @@
+"""A pipeline whose parameters are sharded, followed: blocks are gathered through the ports that messages pass, too."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from hocket.simulate import StageWork, Stream
+
+from ..axes import shard_group
+from ..plan import Plan, plan_order
+from ._ends import block_times, copies_times, inside, talking
+from ._pipeline import Followed
+from ._profile import LayerTimes, Profile
+
+
+def follow_gathers(
+    plan: Plan,
+    profile: Profile,
+    times: LayerTimes,
+    edges: Sequence[int],
+    works: Sequence[StageWork],
+    plain: Followed,
+) -> Followed:
+    """Follow a pipeline whose parameters are sharded: each block is gathered while the one before is computed.
+
+    A message shares its ports, at both of its ends, with the gathers that are under way there. `works` say what
+    messages take, and `plain`, which is the same pipeline without gathers, how long they share links with each other.
+    As many micro-batches are followed as of that one; each round of the rest takes as long as the last one.
+    """
+    p, m, few = plan.pipeline_parallel_degree, plan.micro_batches, plain.followed
+    found = _followed(plan, profile, times, edges, works, plain, few)
+    if few == m:
+        return found
+    shorter = _followed(plan, profile, times, edges, works, plain, few - p)
+    return found.later((m - few) / p * (found.seconds - shorter.seconds))
+
+
+def _followed(
+    plan: Plan,
+    profile: Profile,
+    times: LayerTimes,
+    edges: Sequence[int],
+    works: Sequence[StageWork],
+    plain: Followed,
+    few: int,
+) -> Followed:
+    """Return what `follow_gathers` does, of the first few micro-batches alone."""
+    p, constants = plan.pipeline_parallel_degree, profile.constants
+    ahead = constants.overlap and constants.prefetch
+    port = int(inside(profile, shard_group(plan)))
+    blocks, averages = _stages(plan, profile, times, edges)
+    weights = [float(times.backward[a:b].sum()) / 2 for a, b in itertools.pairwise(edges)]
+    whole = [sum(one[3] for one in stage) for stage in blocks]
+    ranks, links = [Stream() for _ in range(p)], [_SharedPort() for _ in range(p)]
+    begun, left = [0.0] * p, [0.0] * p  # when a rank's last block began, and the reduction that its end asks for
+    came: dict[tuple[bool, int, int], float] = {}
+    order = plan_order(dataclasses.replace(plan, micro_batches=few))
+    # Of each rank what the gathers take with which its second and later actions begin.
+    coming: list[Iterator[float]] = [iter([_first(blocks[a.stage], a.kind) for a in own[1:]]) for own in order.ranks]
+    for number, (stage, kind, micro) in order.played.sequence:
+        rank, link = ranks[number], links[number]
+        forward, onward = kind == "F", stage + (1 if kind == "F" else -1)
+        part = weights[stage] / whole[stage] if whole[stage] else 0.0
+        part = {"F": 1.0, "B": 1.0, "I": 1 - part, "W": part}[kind]
+        after = came.get((forward, stage, micro), 0.0) if kind != "W" else 0.0
+        for gather, reduce, ahead_s, back_s in blocks[stage] if forward else reversed(blocks[stage]):
+            there = link.add(gather, begun[number] if ahead else rank.free_s)
+            if left[number]:
+                link.add(left[number], rank.free_s)
+            begun[number] = max(rank.free_s, there, after)
+            rank.add(ahead_s if forward else part * back_s, begun[number])
+            left[number] = reduce if kind in ("B", "W") else 0.0
+            if left[number] and not ahead:
+                rank.free_s, left[number] = link.add(reduce, rank.free_s), 0.0
+        link.next_s = next(coming[number], 0.0)
+        if kind != "W" and 0 <= onward < len(blocks):
+            hop, way_s = works[min(stage, onward)].hop, plain.ways_s[forward, onward, micro]
+            if works[min(stage, onward)].port == port:
+                both = number, onward % p
+                busy_s = max(links[one].busy_until(begun[one] if ahead else ranks[one].free_s) for one in both)
+                # Behind that gather the next one is asked for: the message seldom has the port alone again.
+                more_s = min(hop, max(0.0, busy_s - rank.free_s))
+                for one in both:
+                    links[one].passed.append((rank.free_s, rank.free_s + hop + more_s))
+                way_s += more_s
+            came[forward, onward, micro] = rank.free_s + way_s
+    ends = tuple(rank.free_s for rank in ranks)
+    for link, rank, more, average in zip(links, ranks, left, averages, strict=True):
+        link.add(more, rank.free_s)
+        link.add(average, rank.free_s)
+    found = Followed(max(ends), ends, ends, few)
+    return dataclasses.replace(found, links=tuple(link.free_s for link in links))
+
+
+_Block = tuple[float, float, float, float]  # see `block_times`
+
+
+def _stages(
+    plan: Plan, profile: Profile, times: LayerTimes, edges: Sequence[int]
+) -> tuple[list[list[_Block]], list[float]]:
+    """Return the blocks of every stage, and of every rank how long copies of its shards average their gradients."""
+    p, held = plan.pipeline_parallel_degree, profile.held(plan).parameter_bytes
+    sizes = [float(held[a:b].sum()) for a, b in itertools.pairwise(edges)]
+    passes = plan.micro_batches * plan.stages_per_rank
+    busy = passes / (passes + p - 1)  # each rank waits for the pipeline to fill, and is silent, at another time
+    blocks: list[list[_Block]] = []
+    averages = [0.0] * p
+    for stage, (first, end) in enumerate(itertools.pairwise(edges)):
+        own, parts = talking([sum(sizes[rank::p]) for rank in range(p)], stage % p)
+        beside = own, tuple(part if rank == own else round(busy * part, 2) for rank, part in enumerate(parts))
+        layers = np.arange(first, end)
+        columns = block_times(plan, profile, times, layers, beside)
+        averages[stage % p] += float(copies_times(plan, profile, layers, beside).sum())
+        blocks.append(list(zip(*(one.tolist() for one in columns), strict=True)))
+    return blocks, averages
+
+
+def _first(blocks: Sequence[_Block], kind: str) -> float:
+    """Return what the gather takes with which an action begins."""
+    return (blocks[0] if kind == "F" else blocks[-1])[0] if blocks else 0.0
+
+
+class _SharedPort(Stream):
+    """The port of a rank, whose gathers and reductions have half of it while a message passes to or fro.
+
+    Attributes:
+        passed: When messages pass, from and to.
+        next_s: What the gather takes that will be asked for next.
+    """
+
+    __slots__ = ("next_s", "passed")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passed: list[tuple[float, float]] = []
+        self.next_s = 0.0
+
+    def busy_until(self, asked_s: float) -> float:
+        """Return when the next gather is there, which is asked for at such a time."""
+        return self._end(self.next_s, max(self.free_s, asked_s))
+
+    def add(self, seconds: float, after: float = 0.0) -> float:
+        """See `Stream.add`."""
+        self.free_s = self._end(seconds, max(self.free_s, after))
+        return self.free_s
+
+    def _end(self, seconds: float, now: float) -> float:
+        self.passed = sorted(one for one in self.passed if one[1] > self.free_s)
+        for begin, end in self.passed:
+            alone = min(seconds, max(0.0, begin - now))
+            now, seconds = now + alone, seconds - alone
+            shared = min(2 * seconds, max(0.0, end - max(now, begin)) if now >= begin else 0.0)
+            now, seconds = now + shared, seconds - shared / 2
+        return now + seconds
