@@ -76,9 +76,14 @@ dist.destroy_process_group()
     assert fabrics() == []
 
 
-def test_a_killed_launcher_takes_its_fabric_and_its_ranks_with_it(temporary: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_killed_launcher_takes_its_fabric_and_its_ranks_with_it(
+    temporary: Path, tmp_path: Path, stubborn: bool
+) -> None:
+    # Ranks that end late, as on a busy machine: what ends the fabric must leave the launch's warden the time to clean up.
     script = tmp_path / "script.py"
-    script.write_text("import time; print('here', flush=True); time.sleep(1000)")
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if stubborn else "pass"
+    script.write_text(f"import signal, time; {ignore}; print('here', flush=True); time.sleep(1000)")
     command = [sys.executable, "-m", "hocket", "run", "--fabric", SPEC, "-n", "2", str(script)]
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:

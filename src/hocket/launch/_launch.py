@@ -19,6 +19,7 @@ from . import _worker
 from ._aggregator import Aggregators
 from ._arguments import ArgumentError, LaunchArguments, parse_arguments
 from ._child import Child
+from ._clean import sweep_abandoned
 from ._console import Output, Terminal, outputs
 from ._failure import LaunchError, RankFailure, describe, in_order, read_failure
 from ._job import PASSED_ON, SAVED, SAVED_MARK, Job
@@ -122,6 +123,8 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
         ours = _RunningJob(arguments, job, merger, out, err, directory)
         signals.pass_on(PASSED_ON, ours.pass_on)
         try:
+            for name in sweep_abandoned():
+                ours.say(f"removed what job {name} had left, which was killed together with its warden")
             ours.say_threads()
             if arguments.aggregate:
                 ours.aggregators = Aggregators(job, arguments.placement)
