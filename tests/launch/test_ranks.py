@@ -106,6 +106,18 @@ def test_arguments_arrive_as_given_and_streams_may_be_closed(script: Any, tmp_pa
     assert [(tmp_path / rank).read_text() for rank in "01"] == [repr(words)] * 2
 
 
+def test_without_a_stdin_ranks_find_an_empty_one(script: Any, tmp_path: Path) -> None:
+    path = script("import os, sys; sys.stdout.write(f'{sys.stdin.read()!r} {os.fstat(0).st_rdev}\\n')")
+    run = [sys.executable, "-m", "hocket", "run"]
+    for launcher in (run, [*run, "--max-restarts=0"]):
+        closed = f"{shlex.join([*launcher, '-n', '2', path])} <&-"
+        done = subprocess.run(
+            ["sh", "-c", closed], cwd=tmp_path, capture_output=True, text=True, timeout=deadline(60), check=False
+        )
+        null = os.stat(os.devnull).st_rdev
+        assert sorted(done.stdout.splitlines()) == [f"[0] '' {null}", f"[1] '' {null}"], done.stderr
+
+
 def test_modules_run_as_with_python_m(launched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "package"
     package.mkdir()
