@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -149,6 +151,29 @@ def test_a_rank_without_a_size_or_a_size_without_a_rank_does_not_train_alone(
 
 
 @pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 and WORLD_SIZE=2: ranks count from 0"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK='x': give a whole number"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK='-1': give a whole number"),
+        ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE='': give a whole number"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "http"}, "MASTER_PORT='http': give a whole number"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "70000"}, "MASTER_PORT=70000: give the port"),
+    ],
+)
+def test_variables_of_ranks_started_by_hand_are_refused_before_anybody_waits(
+    variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", **variables}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(TasksError, match=re.escape(said)):
+        launched()
+    with pytest.raises(TasksError, match=re.escape(said)):
+        dist.init_process_group("hocket")
+    assert not dist.is_initialized()
+
+
 def test_a_batch_script_of_many_tasks_that_starts_one_process_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 import tempfile
 
 import torch
@@ -56,5 +57,6 @@ set_state_dict(model, optimizer, model_state_dict=loaded["model"], optim_state_d
 resumed = train(model, optimizer, 3)
 assert resumed == went_on, "a resumed run must go on as if it had never stopped"
 if rank == 0:
+    shutil.rmtree(paths[0])  # all ranks have loaded it: they have trained together since
     print(json.dumps({"before": before, "after": resumed}))
 dist.destroy_process_group()

@@ -19,6 +19,9 @@ import time
 from collections.abc import Callable, Iterable
 
 JOB_VARIABLE = "HOCKET_JOB"
+WARDEN_VARIABLE = "HOCKET_WARDEN"  # by which a warden is known: whoever ends all processes ends wardens last
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+"""What ends the launcher must not end the warden first."""
 _POLL_S = 0.02
 _KILL_DEADLINE_S = 5.0  # SIGKILL acts at once but for processes in uninterruptible sleep, which nothing can end
 
@@ -83,6 +86,11 @@ def job_processes(job: str) -> list[int]:
     return [pid for pid in pids if job_of(pid) == job and start_ticks(pid) is not None]
 
 
+def warden_of(pid: int) -> str | None:
+    """Return the job whose warden a process is; None if it is none or another user's."""
+    return variable_of(pid, WARDEN_VARIABLE)
+
+
 def sweep(job: str, directory: str, ranks: Iterable[int], grace_s: float) -> None:
     """End the job's processes, and remove its directory and what shared memory its processes left."""
     gone = end_processes(lambda: job_processes(job), grace_s)
@@ -100,12 +108,7 @@ def sweep(job: str, directory: str, ranks: Iterable[int], grace_s: float) -> Non
 
 def main() -> None:
     """Run as the warden: wait for the launcher's end, and sweep if it came without a "done"."""
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-        signal.SIGUSR1,
-    ):  # what ends the launcher must not end us first
+    for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     job, directory, grace_s = sys.argv[1:4]
     ranks = set()

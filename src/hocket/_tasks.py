@@ -124,6 +124,25 @@ def _components(env: Mapping[str, str]) -> list[list[str]]:
     return [list(expand_hosts(hosts)) for hosts in lists]
 
 
+def check_given() -> None:
+    """See to it that RANK, WORLD_SIZE and MASTER_PORT, as far as they are set, can be what torch takes them for.
+
+    Raises:
+        TasksError: They cannot; torch would wait for a store that nobody opens, or say that "" is no number.
+    """
+    env = os.environ
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        if name in env and not (env[name].strip().isdecimal() and env[name].isascii()):
+            raise TasksError(f"{name}={env[name]!r}: give a whole number; `hocket run` and torchrun set it themselves")
+    if "WORLD_SIZE" in env and not int(env.get("RANK", "0")) < int(env["WORLD_SIZE"]):
+        raise TasksError(
+            f"RANK={env.get('RANK', '0')} and WORLD_SIZE={env['WORLD_SIZE']}: ranks count from 0 to WORLD_SIZE - 1; "
+            "set both anew, or start the script with `hocket run`"
+        )
+    if not 0 <= int(env.get("MASTER_PORT", "1")) < 1 << 16:
+        raise TasksError(f"MASTER_PORT={env['MASTER_PORT']}: give the port where rank 0 listens, below 65536")
+
+
 def launched() -> bool:
     """Return whether this process is one of several that are to form a group, or has been told to form one.
 
@@ -131,6 +150,7 @@ def launched() -> bool:
         TasksError: It is one of several, and cannot know which.
     """
     env = os.environ
+    check_given()
     if "RANK" in env and "WORLD_SIZE" in env:
         return env["WORLD_SIZE"] != "1" or "MASTER_ADDR" in env
     tasks = described()

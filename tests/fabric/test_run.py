@@ -76,9 +76,14 @@ dist.destroy_process_group()
     assert fabrics() == []
 
 
-def test_a_killed_launcher_takes_its_fabric_and_its_ranks_with_it(temporary: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_killed_launcher_takes_its_fabric_and_its_ranks_with_it(
+    temporary: Path, tmp_path: Path, stubborn: bool
+) -> None:
+    # Ranks that end late, as on a busy machine: the launch's warden must have the time to clean up.
     script = tmp_path / "script.py"
-    script.write_text("import time; print('here', flush=True); time.sleep(1000)")
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if stubborn else "pass"
+    script.write_text(f"import signal, time; {ignore}; print('here', flush=True); time.sleep(1000)")
     command = [sys.executable, "-m", "hocket", "run", "--fabric", SPEC, "-n", "2", str(script)]
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
@@ -120,6 +125,31 @@ def test_the_verbs_from_up_to_down(temporary: Path) -> None:
     assert "latency is not emulated" in shown["latency"]
     assert json.loads(hocket("fabric", "down", "--json").stdout) == {"down": ["mine"]}
     assert hocket("fabric", "status").stdout == "no fabric is up\n"
+
+
+def test_what_the_kernel_refuses_is_no_bad_input_whoever_asks(temporary: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("")
+    verbs = (("fabric", "up", SPEC), ("run", "--fabric", SPEC, "-n", "2", str(script)))
+    no_rights = "exec setpriv --bounding-set -all"  # and no user namespaces, in which a user would have them
+    for limit, refusal in (
+        (f"echo 0 > /proc/sys/user/max_user_namespaces; {no_rights}", "this user may not make namespaces"),
+        ("echo 0 > /proc/sys/user/max_net_namespaces; exec", "makes no more network namespaces"),
+    ):
+        inside = ["unshare", "--user", "--map-root-user", "sh", "-c", f'{limit} "$@"', "sh"]
+        if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+            pytest.skip("needs unshare and setpriv, and a kernel that makes user namespaces")
+        for words in verbs:
+            done = subprocess.run(
+                [*inside, sys.executable, "-m", "hocket", *words],
+                capture_output=True, text=True, timeout=deadline(100), check=False,
+            )  # fmt: skip
+            assert done.returncode == 1, done.stderr
+            assert refusal in done.stderr
+            assert "Traceback" not in done.stderr
+            assert "--help" not in done.stderr
+    for words in (("fabric", "up", "lasen"), ("run", "--fabric", "lasen", str(script)), ("fabric", "down", "lasen")):
+        assert hocket(*words).returncode == 2
 
 
 def test_bad_input_is_refused_and_makes_nothing(temporary: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import shlex
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -104,6 +105,34 @@ def test_arguments_arrive_as_given_and_streams_may_be_closed(script: Any, tmp_pa
     closed = f"{shlex.join(command)} <&- >&- 2>&-"
     assert subprocess.run(["sh", "-c", closed], cwd=tmp_path, timeout=deadline(60), check=False).returncode == 0
     assert [(tmp_path / rank).read_text() for rank in "01"] == [repr(words)] * 2
+
+
+@pytest.mark.parametrize("flags", [(), ("--max-restarts=1",)])
+def test_a_host_of_ipv6_alone_whose_name_does_not_resolve_has_ranks(
+    script: Any, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    inside = ["unshare", "--map-root-user", "--net", "--uts", "sh", "-c"]
+    prepare = "hostname nosuchhost.invalid; ip link set lo up; ip address del 127.0.0.1/8 dev lo"
+    if shutil.which("ip") is None or subprocess.run([*inside, prepare], capture_output=True, check=False).returncode:
+        pytest.skip("needs unshare and ip, and a kernel that makes user namespaces")
+    path = script("import os, sys; sys.stdout.write(os.environ['MASTER_PORT'].isdigit() * 'ok' + '\\n')")
+    command = shlex.join([sys.executable, "-m", "hocket", "run", "-n", "2", *flags, path])
+    done = subprocess.run(
+        [*inside, f"{prepare}; {command}"], capture_output=True, text=True, timeout=deadline(60), check=False
+    )
+    assert sorted(done.stdout.splitlines()) == ["[0] ok", "[1] ok"], done.stderr
+
+
+def test_without_a_stdin_ranks_find_an_empty_one(script: Any, tmp_path: Path) -> None:
+    path = script("import os, sys; sys.stdout.write(f'{sys.stdin.read()!r} {os.fstat(0).st_rdev}\\n')")
+    run = [sys.executable, "-m", "hocket", "run"]
+    for launcher in (run, [*run, "--max-restarts=0"]):
+        closed = f"{shlex.join([*launcher, '-n', '2', path])} <&-"
+        done = subprocess.run(
+            ["sh", "-c", closed], cwd=tmp_path, capture_output=True, text=True, timeout=deadline(60), check=False
+        )
+        null = os.stat(os.devnull).st_rdev
+        assert sorted(done.stdout.splitlines()) == [f"[0] '' {null}", f"[1] '' {null}"], done.stderr
 
 
 def test_modules_run_as_with_python_m(launched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

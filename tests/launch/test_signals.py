@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from hocket import _sweep
-from hocket.launch._job import is_abandoned, new_job_name
+from hocket.launch._clean import sweep_abandoned
+from hocket.launch._job import Job, is_abandoned, new_job_name
 from hocket.testing import deadline
 
 # Each rank starts a child in its own session, one in a session apart, and one by fork alone, as data loaders do.
@@ -158,6 +159,46 @@ def test_clean_removes_what_a_crash_has_left(job: Any, running: Any, temporary: 
     assert running() == []
     assert not directory.exists()
     assert name not in clean()
+
+
+def test_the_next_launch_removes_what_a_crash_has_left(
+    job: Any, launched: Any, script: Any, running: Any, temporary: Path, wait_until: Any
+) -> None:
+    process = job(stubborn=True)
+    (directory,) = temporary.iterdir()
+    assert "had left" not in launched(script("")).err  # of a job that runs
+    os.kill(warden(process.pid), signal.SIGKILL)
+    process.kill()
+    process.wait(timeout=deadline(60))
+    name = directory.name.removeprefix("hocket-job-")
+    # Its own fixture asserts that the directory has gone as well.
+    assert f"hocket: removed what job {name} had left" in launched(script("")).err
+    assert running() == []
+    assert "had left" not in launched(script("")).err
+
+
+def test_what_a_warden_is_at_is_left_to_it(job: Any, temporary: Path, wait_until: Any) -> None:
+    process = job()
+    (directory,) = temporary.iterdir()
+    keeping = warden(process.pid)
+    os.kill(keeping, signal.SIGSTOP)
+    process.kill()
+    process.wait(timeout=deadline(60))
+    assert sweep_abandoned() == []
+    assert directory.exists()
+    os.kill(keeping, signal.SIGCONT)
+    wait_until(lambda: not directory.exists())
+
+
+def test_nothing_that_ends_a_launcher_ends_a_warden_that_has_just_begun() -> None:
+    with Job() as job:
+        keeping = warden(os.getpid())
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+            os.kill(keeping, number)  # before Python has begun there
+        assert _sweep.warden_of(keeping) == job.name
+        time.sleep(0.5)
+        assert _sweep.start_ticks(keeping) is not None
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_a_job_of_another_host_that_shares_the_temporary_directory_is_not_taken_for_dead(

@@ -2,6 +2,7 @@
 
 import contextlib
 import getpass
+import json
 import os
 import shutil
 import signal
@@ -264,6 +265,48 @@ def stand_in_for_ssh(directory: Path, address: str) -> Path:
     )
     ssh.chmod(0o700)
     return ssh
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        ((), 1, "a is not reached by ssh"),
+        (("--run-dir", "mine"), 1, "a is not reached by ssh"),
+        (("--timeout", "1"), 124, "timed-out before all hosts were reached"),
+    ],
+)
+def test_a_job_that_never_began_leaves_no_run_and_a_directory_that_was_named_says_why(
+    hocket: Any, script: Any, tmp_path: Path, flags: tuple[str, ...], code: int, said: str
+) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f"#!/bin/sh\n{'exec sleep 60' if '--timeout' in flags else 'exit 255'}\n")
+    ssh.chmod(0o700)
+    env = {name: value for name, value in os.environ.items() if name != "HOCKET_RUN_DIR"}
+    process = hocket("run", "--hosts", "a,b", "--ssh", str(ssh), *flags, script(""), cwd=tmp_path, env=env)
+    _, err = process.communicate(timeout=deadline(30))
+    assert process.returncode == code
+    assert said in err
+    kept = [json.loads(path.read_text()) for path in tmp_path.rglob("run.json")]
+    if code == 1:
+        assert not (tmp_path / "runs").exists()
+        assert [one["error"].partition(";")[0] for one in kept] == (["a is not reached by ssh"] if flags else [])
+    assert all((one["outcome"], one["exit_code"]) in (("failed", 1), ("timed-out", 124)) for one in kept)
+
+
+def test_an_interrupt_while_a_host_is_not_reached_ends_the_launch(
+    hocket: Any, script: Any, tmp_path: Path, wait_until: Any
+) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\nexec sleep 50\n")
+    ssh.chmod(0o700)
+    process = hocket("run", "--hosts", "a", "--ssh", str(ssh), script(""))
+    wait_until((tmp_path / "called").exists)
+    begin_s = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=deadline(30))
+    assert process.returncode == 130
+    assert "interrupted before all hosts were reached" in err
+    assert time.monotonic() - begin_s < deadline(10)
 
 
 @pytest.mark.parametrize("flags", [(), ("--run-dir", "mine")])

@@ -76,10 +76,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _open_closed() -> None:
-    """Open /dev/null as each standard stream that is closed: else files and sockets would get their numbers."""
+    """Open /dev/null as each standard stream that is closed: else files and sockets would get their numbers.
+
+    Programs that we start inherit it, as they do a stream that is open.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the process
+            opened = open(os.devnull, mode)  # noqa: SIM115 - as long as the process
+            os.set_inheritable(opened.fileno(), True)
+            setattr(sys, name, opened)
 
 
 class _Verbs(TyperGroup):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._output import Json, bad_input, one_error, print_columns, print_json
+from ._output import Json, bad_input, print_columns, print_json
 
 if TYPE_CHECKING:
     from hocket.fabric import Check, Fabric, FabricState
@@ -30,17 +32,12 @@ def up(
 
     It stays up until `hocket fabric down`. The exit code is 1 if this machine cannot carry the described load.
     """
-    from hocket.cluster import ClusterError, load
-    from hocket.fabric import Fabric, FabricError, FabricInputError, check
+    from hocket.cluster import load
+    from hocket.fabric import Fabric, check
 
-    try:
+    with _refused("up"):
         made = Fabric(load(cluster), name=name, seed=seed, owner=None)
-    except (ClusterError, FabricInputError) as error:
-        bad_input("fabric up", error)
-    except FabricError as error:
-        typer.echo(f"hocket fabric up: {error}", err=True)
-        raise typer.Exit(1) from None
-    found = check(made) if checked else None
+        found = check(made) if checked else None
     if as_json:
         print_json({"name": made.name, **_shape(made), "check": found.as_json() if found else None})
     else:
@@ -65,11 +62,11 @@ def down(
 
     Also removes what is left of fabrics whose keeper and warden have both been killed.
     """
-    from hocket.fabric import Fabric, FabricError, clear_stale
+    from hocket.fabric import Fabric, clear_stale
 
     clear_stale()
     asked = names if names else [state.name for state in _states() if state.owner is None]
-    with one_error("fabric down", FabricError):
+    with _refused("down"):
         for one in asked:
             Fabric.attach(one).close()
     if as_json:
@@ -85,11 +82,11 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show the fabrics that are up, what their links have carried, and their load now."""
-    from hocket.fabric import Fabric, FabricError
+    from hocket.fabric import Fabric
     from hocket.units import format_bytes
 
     shown: list[dict[str, Any]] = []
-    with one_error("fabric status", FabricError):
+    with _refused("status"):
         for one in [name] if name else [state.name for state in _states()]:
             made = Fabric.attach(one)
             shown.append({"name": one, **_shape(made), "links": _links(made, seconds)})
@@ -119,7 +116,8 @@ def check_(
     from hocket.fabric import check
 
     made = _the_one("check", name)
-    found: Check = check(made, seconds=seconds)
+    with _refused("check"):
+        found: Check = check(made, seconds=seconds)
     if as_json:
         print_json({"name": made.name, **found.as_json()})
     else:
@@ -141,8 +139,6 @@ def exec_(
     """Run a command inside a host."""
     import os
 
-    from hocket.fabric import FabricError
-
     if command[0] == "--name" and len(command) > 1:
         name, command = command[1], command[2:]
     elif command[0].startswith("--name="):
@@ -152,10 +148,25 @@ def exec_(
     if not command:
         bad_input("fabric exec", f"{host}: say which program to run there")
     made = _the_one("exec", name)
-    with one_error("fabric exec", FabricError):
+    with _refused("exec"):
         words = made.command_in(host, command)
         os.environ.update(made.environment(host))
     os.execv(words[0], words)
+
+
+@contextlib.contextmanager
+def _refused(verb: str) -> Iterator[None]:
+    """End with one error: with 2 of what the user has asked for, with 1 of what the kernel or the fabric refuses."""
+    from hocket.cluster import ClusterError
+    from hocket.fabric import FabricError, FabricInputError
+
+    try:
+        yield
+    except (ClusterError, FabricInputError) as error:
+        bad_input(f"fabric {verb}", error)
+    except FabricError as error:
+        typer.echo(f"hocket fabric {verb}: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 def _states() -> list[FabricState]:
@@ -165,12 +176,12 @@ def _states() -> list[FabricState]:
 
 
 def _the_one(verb: str, name: str | None) -> Fabric:
-    from hocket.fabric import Fabric, FabricError
+    from hocket.fabric import Fabric
 
     names = [state.name for state in _states()]
     if name is None and len(names) != 1:
         bad_input(f"fabric {verb}", f"say which: {', '.join(names)}" if names else "no fabric is up")
-    with one_error(f"fabric {verb}", FabricError):
+    with _refused(verb):
         return Fabric.attach(name or names[0])
 
 

@@ -53,6 +53,7 @@ def _adopt_tasks_at_rendezvous() -> None:
 
     def env_rendezvous(url: str, *args: Any, **kwargs: Any) -> Any:
         if "rank=" not in url:
+            _tasks.check_given()
             _tasks.adopt()
         yield from plain(url, *args, **kwargs)
 

@@ -6,4 +6,4 @@ class FabricError(RuntimeError):
 
 
 class FabricInputError(FabricError):
-    """What was asked for can be no fabric: its name, or the cluster; nothing was started."""
+    """What was asked for is no fabric, or can be none: its name, the cluster, a host; nothing was started."""

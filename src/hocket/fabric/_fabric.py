@@ -81,12 +81,12 @@ class Fabric:
         """Return a fabric that is already up.
 
         Raises:
-            FabricError: there is none of this name.
+            FabricInputError: there is none of this name.
         """
         state = _state.read(_state.path_of(name))
         if state is None or not state.alive:
             names = ", ".join(repr(state.name) for state in _state.read_all() if state.alive)
-            raise FabricError(f"no fabric {name!r} is up; {f'up are {names}' if names else 'none is'}")
+            raise FabricInputError(f"no fabric {name!r} is up; {f'up are {names}' if names else 'none is'}")
         fabric = cls.__new__(cls)
         fabric._state, fabric._keeper = state, None
         return fabric
@@ -124,7 +124,7 @@ class Fabric:
         """Return a host or switch.
 
         Raises:
-            FabricError: there is none of this name.
+            FabricInputError: there is none of this name.
         """
         return self.wiring.nodes[self.wiring.index(name)]
 

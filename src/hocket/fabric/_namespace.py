@@ -29,8 +29,15 @@ def new_network() -> int:
 
     Raises:
         PermissionError: the caller has not the right to; `new_user` may give it.
+        FabricError: there are as many as the kernel allows.
     """
-    _check(_libc.unshare(_CLONE_NEWNET))
+    try:
+        _check(_libc.unshare(_CLONE_NEWNET))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        text = "the kernel makes no more network namespaces for this user; take fabrics down (hocket fabric down), or"
+        raise FabricError(f"{text} raise the limit (sysctl user.max_net_namespaces)") from None
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 

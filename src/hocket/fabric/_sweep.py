@@ -11,16 +11,25 @@ import os
 import signal
 from collections.abc import Callable
 
-from hocket._sweep import end_processes, variable_of
+from hocket._sweep import end_processes, variable_of, warden_of
 
 from ._namespace import in_network
 
-GRACE_S = 5.0  # longer than a launch's own warden takes, so that it can clean up after its ranks
+GRACE_S = 5.0
+_WARDEN_GRACE_S = 15.0  # for wardens of launches to clean up once all others have ended; a busy machine takes long
 
 
 def end_in_network(numbers: set[int], grace_s: float, wanted: Callable[[int], bool] = lambda pid: True) -> None:
-    """Send SIGTERM to all that runs in these network namespaces, and after `grace_s` seconds SIGKILL."""
-    end_processes(lambda: [pid for pid in in_network(numbers) if pid != os.getpid() and wanted(pid)], grace_s)
+    """Send SIGTERM to all that runs in these network namespaces, and after `grace_s` seconds SIGKILL.
+
+    The wardens of launches come last: they clean up after the others.
+    """
+
+    def found() -> list[int]:
+        return [pid for pid in in_network(numbers) if pid != os.getpid() and wanted(pid)]
+
+    end_processes(lambda: [pid for pid in found() if warden_of(pid) is None], grace_s)
+    end_processes(found, _WARDEN_GRACE_S)
 
 
 def belongs_to(name: str) -> Callable[[int], bool]:

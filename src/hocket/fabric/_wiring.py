@@ -93,7 +93,9 @@ class Wiring:
             if node.name == name:
                 return index
         known = ", ".join(node.name for node in self.nodes[:8])
-        raise FabricError(f"{self.cluster} has no host or switch {name!r}; its {len(self.nodes)} nodes begin {known}")
+        raise FabricInputError(
+            f"{self.cluster} has no host or switch {name!r}; its {len(self.nodes)} nodes begin {known}"
+        )
 
     def hops(self, source: int, goal: int) -> int:
         """Return how many links lead from a node to another, by the first of equal ways.

@@ -45,6 +45,20 @@ def leftovers() -> list[Leftover]:
     return found
 
 
+def sweep_abandoned() -> list[str]:
+    """Remove what jobs have left whose launcher has gone, and return their names; what a warden is at is left to it.
+
+    Every launch does so when it begins. Such jobs are known by their directories, which are removed last.
+    """
+    abandoned = {job: directory for job, directory in job_directories().items() if is_abandoned(job)}
+    if abandoned:
+        tended = {_sweep.warden_of(int(name)) for name in os.listdir("/proc") if name.isdigit()}
+        abandoned = {job: directory for job, directory in abandoned.items() if job not in tended}
+    for job, directory in abandoned.items():
+        _sweep.sweep(job, directory, (), GRACE_S)
+    return list(abandoned)
+
+
 def remove_leftover(leftover: Leftover) -> None:
     """End the processes and delete the directory."""
     _sweep.sweep(leftover.job, leftover.directory or "", leftover.processes, GRACE_S)

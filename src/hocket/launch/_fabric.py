@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from hocket.cluster import ClusterError, load
-from hocket.fabric import Fabric, FabricError, Wiring, check, fabrics, wire
+from hocket.fabric import Fabric, FabricError, FabricInputError, Wiring, check, fabrics, wire
+
+from ._failure import LaunchError
 
 INSIDE_VARIABLE = "HOCKET_RUN_FABRIC"
 NAMESPACE_VARIABLE = "HOCKET_NETWORK_NAMESPACE"
@@ -117,11 +119,18 @@ def planned(word: str, ranks: int) -> tuple[str, ...]:
 
 
 def inside(ranks: int) -> HostPlacement | None:
-    """Return where the ranks go if this process has entered a fabric by `enter_fabric`; its children cannot tell so."""
+    """Return where the ranks go if this process has entered a fabric by `enter_fabric`; its children cannot tell so.
+
+    Raises:
+        LaunchError: that fabric has ended meanwhile.
+    """
     name = os.environ.pop(INSIDE_VARIABLE, None)
     if name is None:
         return None
-    fabric = Fabric.attach(name)
+    try:
+        fabric = Fabric.attach(name)
+    except FabricError as error:
+        raise LaunchError(f"--fabric {name}: it has ended: {error}") from None
     return HostPlacement(fabric, spread(fabric.wiring, ranks))
 
 
@@ -129,7 +138,8 @@ def enter_fabric(word: str, ranks: int, arguments: Sequence[str]) -> NoReturn:
     """Make the fabric, unless one of this name is up, and become `hocket run` inside the host of rank 0.
 
     Raises:
-        PlacementError: there is no such fabric or cluster, or it cannot be made.
+        PlacementError: there is no such fabric or cluster, or it can be no fabric.
+        LaunchError: the kernel does not allow it.
     """
     try:
         if any(state.alive and state.name == word for state in fabrics()):
@@ -140,8 +150,10 @@ def enter_fabric(word: str, ranks: int, arguments: Sequence[str]) -> NoReturn:
             if not found.ok:
                 print(f"hocket run: {found.describe()}", file=sys.stderr, flush=True)
         first = spread(fabric.wiring, ranks)[0]
-    except (ClusterError, FabricError) as error:
+    except (ClusterError, FabricInputError) as error:
         raise PlacementError(f"--fabric {word}: {error}") from None
+    except FabricError as error:
+        raise LaunchError(f"--fabric {word}: {error}") from None
     os.environ[INSIDE_VARIABLE] = fabric.name
     # An emulated host has no name server, of which torch warns at every connection of every rank.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+_PORT = 29500  # torchrun's --master-port, where this host has no address of its own
+
 
 def versions(script: str | None) -> dict[str, str | None]:
     """Return the versions of what computes, and a checksum of the script; None for what is not there."""
@@ -94,3 +96,12 @@ def _gpus() -> list[str]:
         lines = dict(line.partition(":")[::2] for line in path.read_text().splitlines())
         found.append(lines.get("Model", "unknown").strip())
     return found
+
+
+def free_port() -> int:
+    """Return a port for a store that a rank may want to open, also on a host of IPv6 alone; Hocket opens none."""
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with contextlib.suppress(OSError), socket.socket(family) as free:
+            free.bind((address, 0))
+            return int(free.getsockname()[1])
+    return _PORT

@@ -72,17 +72,23 @@ class Job:
     def __enter__(self) -> Self:
         os.mkdir(self.directory, mode=0o700)
         environment = {key: value for key, value in os.environ.items() if key != _sweep.JOB_VARIABLE}
+        environment[_sweep.WARDEN_VARIABLE] = self.name
         command = [sys.executable, "-I", "-S", _sweep.__file__, self.name, self.directory, str(WARDEN_GRACE_S)]
         try:
-            self._warden = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                text=True,
-            )
+            # It inherits the mask: what ends this process, or all of a fabric, is not to end it before it ignores that.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _sweep.IGNORED)
+            try:
+                self._warden = subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                    text=True,
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         except BaseException:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise

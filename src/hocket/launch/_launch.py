@@ -7,7 +7,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from string import Template
 from typing import Any, BinaryIO
@@ -19,6 +19,7 @@ from . import _worker
 from ._aggregator import Aggregators
 from ._arguments import ArgumentError, LaunchArguments, parse_arguments
 from ._child import Child
+from ._clean import sweep_abandoned
 from ._console import Output, Terminal, outputs
 from ._failure import LaunchError, RankFailure, describe, in_order, read_failure
 from ._job import PASSED_ON, SAVED, SAVED_MARK, Job
@@ -108,7 +109,8 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
     if arguments.hosts:
         from ._ssh import run_on_hosts
 
-        outcome, code = run_on_hosts(arguments, stdout or sys.stdout.buffer, stderr or sys.stderr.buffer, directory)
+        with _told(directory):
+            outcome, code = run_on_hosts(arguments, stdout or sys.stdout.buffer, stderr or sys.stderr.buffer, directory)
         result = LaunchResult(outcome, code, sum(arguments.hosts.values()), time.monotonic() - begin_s, 0)
         return _concluded(result, directory)
     out, err = outputs(stdout or sys.stdout.buffer, stderr or sys.stderr.buffer)
@@ -118,10 +120,12 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
     flags = arguments.flags
     if directory is not None and not (str(flags.redirects) == str(flags.tee) == "0"):
         flags.log_dir = flags.log_dir or os.path.join(directory.path, "logs")
-    with EndingSignals() as signals, Job() as job, Merger(arguments.grace_s) as merger:
+    with _told(directory), EndingSignals() as signals, Job() as job, Merger(arguments.grace_s) as merger:
         ours = _RunningJob(arguments, job, merger, out, err, directory)
         signals.pass_on(PASSED_ON, ours.pass_on)
         try:
+            for name in sweep_abandoned():
+                ours.say(f"removed what job {name} had left, which was killed together with its warden")
             ours.say_threads()
             if arguments.aggregate:
                 ours.aggregators = Aggregators(job, arguments.placement)
@@ -195,6 +199,17 @@ def _open_directory(arguments: LaunchArguments) -> LaunchDirectory | None:
         print(f"hocket: {text}; it leaves no logs and no record", file=sys.stderr, flush=True)
         return None
     return directory
+
+
+@contextlib.contextmanager
+def _told(directory: LaunchDirectory | None) -> Iterator[None]:
+    """Let the run's directory hear of a launch that fails: without ranks it goes, where it is the launcher's own."""
+    try:
+        yield
+    except BaseException as error:
+        if directory is not None:
+            directory.never_began(str(error) or type(error).__name__)
+        raise
 
 
 def _concluded(result: LaunchResult, directory: LaunchDirectory | None) -> LaunchResult:

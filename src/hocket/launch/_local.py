@@ -6,7 +6,6 @@ loading it takes longer than all else between `hocket run` and a rank's first st
 
 import os
 import signal
-import socket
 import subprocess
 import time
 import uuid
@@ -19,6 +18,7 @@ from types import FrameType
 from hocket.comm import rendezvous
 
 from ._arguments import LaunchArguments
+from ._facts import free_port
 from ._listener import FailedRank, Interrupted, JobListener, StartedRank, StoppedRanks, to_handle
 
 _INTERVAL_S = 0.1  # torchrun's --monitor-interval
@@ -86,9 +86,7 @@ def run_here(arguments: LaunchArguments, command: list[str], directory: str, lis
 
 def _environments(arguments: LaunchArguments, directory: str) -> dict[int, dict[str, str]]:
     """Return what each rank's environment has, by rank: what elastic gives it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     address, size = arguments.flags.local_addr or "localhost", str(arguments.nproc)
     common = {
         "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": size, "WORLD_SIZE": size,

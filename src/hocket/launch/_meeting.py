@@ -20,12 +20,12 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
-from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.distributed.launcher.api import LaunchConfig
 
 from hocket.comm import rendezvous, torch_adapter
 from hocket.comm.secret_store import SecretStore, StoreServer
 
+from ._facts import free_port
 from ._failure import LaunchError
 
 _PORT = 29400  # torchrun's for c10d
@@ -118,8 +118,7 @@ def meet(config: LaunchConfig, directory: str, *, one_host: bool) -> Meeting:
         except RendezvousError as error:
             raise not_met(config, error) from error
     if one_host:
-        free: int = get_free_port()  # type: ignore[no-untyped-call]
-        place = RendezvousStoreInfo(config.local_addr or "localhost", free)
+        place = RendezvousStoreInfo(config.local_addr or "localhost", free_port())
         return Meeting(_Numbered(config, 0, 1, None, place), directory)
     host, port = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=_PORT)
     static = config.rdzv_backend == "static"

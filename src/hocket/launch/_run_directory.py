@@ -109,7 +109,8 @@ class LaunchDirectory:
         runs = Path(path).parent
         if new:
             _check_own(runs)
-        if new and runs.name == "runs" and not runs.exists():
+        self._new, self._made_runs = new, new and runs.name == "runs" and not runs.exists()
+        if self._made_runs:
             runs.mkdir(parents=True, exist_ok=True)
             (runs / ".gitignore").write_text("*\n")
         for number in itertools.count(1):
@@ -173,6 +174,23 @@ class LaunchDirectory:
         with contextlib.suppress(OSError):  # a full disk; the exit code says how it ended, too
             self._write(ended=_now(), **facts)
         self._log.close()
+
+    def never_began(self, reason: str) -> None:
+        """Remove the directory of a job without ranks; one that others know by its name says why there are none."""
+        own = {f"run{self._suffix}.json", f"hocket{self._suffix}.log"}
+        if not self._new or set(os.listdir(self.path)) - own:
+            self.note([reason])
+            self.ended(outcome="failed", exit_code=1, error=reason)
+            return
+        self._log.close()
+        with contextlib.suppress(OSError):  # another host's launcher may write there meanwhile
+            for name in own:
+                Path(self.path, name).unlink(missing_ok=True)
+            os.rmdir(self.path)
+            runs = Path(self.path).parent
+            if self._made_runs and os.listdir(runs) == [".gitignore"]:
+                (runs / ".gitignore").unlink()
+                runs.rmdir()
 
     def _write(self, **facts: Any) -> None:
         self._facts |= facts

@@ -35,16 +35,22 @@ _READY_S = 60.0  # for a host to import Python and say what it is; a shared disk
 _OPTIONS = (
     "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=4",
 )  # fmt: skip
+_TIMED_OUT = 124
 _LATE_S = 3.0  # beyond the ranks' grace, for a host to end what it has, before its connection is cut
 _LOST_S = 1.0  # for the others to end after a host is lost, before their ranks get 2 s more, and SIGKILL
+_LOOK_S = 0.1  # between two looks whether anybody has given up
 _KEEP_S = 60.0  # for a host to send its logs and records
 
 
 class _Host:
     """One host: its connection, and what it said of itself."""
 
-    def __init__(self, name: str, ranks: int, command: Sequence[str], paths: dict[str, str]) -> None:
+    def __init__(
+        self, name: str, ranks: int, command: Sequence[str], paths: dict[str, str],
+        look: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self.name = name
+        self._look = look  # raises when the user has given up
         self.ranks = ranks
         self.facts: dict[str, Any] = {}
         with open(paths["stderr"], "wb") as stderr:
@@ -71,11 +77,15 @@ class _Host:
 
         Raises:
             LaunchError: It has ended, or says nothing in time.
+            _GivenUp: Nobody waits for it any more.
         """
         assert self.process.stdout is not None
         fd, line, deadline_s = self.process.stdout.fileno(), b"", time.monotonic() + _READY_S
         while True:
-            if not select.select([fd], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+            self._look()
+            if not select.select([fd], [], [], _LOOK_S)[0]:
+                if time.monotonic() < deadline_s:
+                    continue
                 raise LaunchError(f"{self.name} said nothing in {_READY_S:.0f} s after ssh had been started")
             letter = os.read(fd, 1)  # one by one: what follows is the ranks' output, which others read
             if not letter:
@@ -95,6 +105,13 @@ class _Host:
                     found: dict[str, Any] = json.loads(rest)
                     return found
                 line = b""
+
+
+class _GivenUp(Exception):
+    def __init__(self, outcome: str, exit_code: int) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+        self.exit_code = exit_code
 
 
 class _Signals:
@@ -141,11 +158,18 @@ def run_on_hosts(
     hosts: list[_Host] = []
     ended, started = threading.Event(), False
     with _Signals() as signals, Merger(arguments.grace_s + _LATE_S) as merger:
+
+        def look() -> None:
+            if signals.arrived:
+                raise _GivenUp("interrupted", 128 + signals.arrived[0])
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                raise _GivenUp("timed-out", _TIMED_OUT)
+
         try:
             width = max(map(len, arguments.hosts))
             for name, ranks in arguments.hosts.items():
                 paths = {stream: merger.pipe(RankStream(lines[stream], b"")) for stream in ("stderr",)}
-                hosts.append(_Host(name, ranks, _command(arguments, name), paths))
+                hosts.append(_Host(name, ranks, _command(arguments, name), paths, look))
             threading.Thread(target=_beat, args=(hosts, ended), daemon=True).start()
             _refuse(_prepare(arguments, hosts, lambda line: err.lines(b"", [line]), directory), arguments, say)
             first = hosts[0].facts
@@ -171,6 +195,9 @@ def run_on_hosts(
                 for index, host in enumerate(hosts)
             )
             return _follow(arguments, hosts, merger, signals, deadline_s, say)
+        except _GivenUp as given_up:
+            say(f"{given_up.outcome} before all hosts were reached, exit status {given_up.exit_code}")
+            return given_up.outcome, given_up.exit_code
         finally:
             merger.close_ends()
             # Where a host is cut off, the launchers of others may wait for it, and end when their connection does.
@@ -339,7 +366,7 @@ def _follow(
             _end(hosts, number, arguments.grace_s + _LATE_S, lambda: len(signals.arrived) > 1)
             return "interrupted", 128 + number
         if deadline_s is not None and time.monotonic() > deadline_s:
-            return "timed-out", 124
+            return "timed-out", _TIMED_OUT
         while signals.to_pass_on:
             passed = signals.to_pass_on.pop()
             for host in hosts:
