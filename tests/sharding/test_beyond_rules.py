@@ -72,6 +72,8 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], Any]]] = {
         lambda x: torch.binary_cross_entropy_with_logits(x, torch.ones(4, 6), reduction=1),
     ),
     "a user's": ((4, 6), normalize),
+    "numpy's words": ((4, 6, 2), lambda x: x * x.sum(axis=0, keepdims=True) + x.amax(axis=(1,), keepdims=True)),
+    "numpy's words, more": ((4, 6, 2), lambda x: x.std(axis=1, keepdims=True) - x.logsumexp(axis=2, keepdims=True)),
 }
 
 
