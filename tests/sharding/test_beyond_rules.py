@@ -46,6 +46,25 @@ def pair(x: torch.Tensor) -> Any:
     return torch.max(x, 1, out=out).values + out[0]
 
 
+@torch.jit.script
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(x).sum()
+
+
+@torch.jit.script
+def scripted_in_place(x: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return x * 2
+
+
+TRACED = torch.jit.trace(lambda x: x.softmax(-1).cumsum(0), torch.ones(4, 6))
+
+
+@torch.library.custom_op("hocket_tests::doubled", mutates_args=("x",))
+def doubled(x: torch.Tensor) -> None:
+    x.mul_(2)
+
+
 guard_torch()  # as training does
 TABLE = torch.arange(24.0).view(6, 4)
 CASES: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], Any]]] = {
@@ -72,8 +91,13 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], Any]]] = {
         lambda x: torch.binary_cross_entropy_with_logits(x, torch.ones(4, 6), reduction=1),
     ),
     "a user's": ((4, 6), normalize),
+    "scripted": ((4, 6), scripted),
+    "scripted, in place": ((4, 6), lambda x: scripted_in_place(y := x * 1) + y),
+    "traced": ((4, 6), TRACED),
     "numpy's words": ((4, 6, 2), lambda x: x * x.sum(axis=0, keepdims=True) + x.amax(axis=(1,), keepdims=True)),
     "numpy's words, more": ((4, 6, 2), lambda x: x.std(axis=1, keepdims=True) - x.logsumexp(axis=2, keepdims=True)),
+    "nested": ((4, 6, 2), lambda x: torch.nested.nested_tensor([x[0], x[1]]).to_padded_tensor(0.0)),
+    "nested as": ((4, 6, 2), lambda x: torch.nested.as_nested_tensor([x[2], x[1]]).to_padded_tensor(0.0)),
 }
 
 
@@ -98,6 +122,20 @@ def test_what_is_made_is_that_of_the_full_tensor(name: str, exchanges: bool) -> 
                 torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("function", [lambda x: x[1] * 2, lambda x: x.cumsum(0), lambda x: x.add_(1)[0], scripted])
+def test_inference_mode_in_which_torch_counts_no_writes_changes_nothing(function: Any) -> None:
+    full = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+
+    def run(peers: MemoryPeers) -> torch.Tensor:
+        shard = Shard.even(0, 4, 2)
+        with torch.inference_mode():
+            made: torch.Tensor = gathered(function(note(cut(full, shard, peers.rank).clone(), shard, peers)))
+        return made
+
+    for found in in_ranks(2, True, run):
+        torch.testing.assert_close(found, function(full.clone()))
+
+
 def test_a_tensor_of_another_shape_is_not_written_to() -> None:
     full = torch.zeros(4, 6)
 
@@ -117,6 +155,17 @@ def test_a_tensor_of_a_type_that_torch_would_not_write_is_not_written_to() -> No
 
     with pytest.raises(ShardingError, match=r"torch.int64 to write torch.float32"):
         in_ranks(2, False, run)
+
+
+def test_what_an_operator_of_a_library_writes_to_a_gathered_tensor_is_not_lost() -> None:
+    def run(peers: MemoryPeers) -> Any:
+        shard = Shard.even(0, 4, 2)
+        x = note(cut(torch.ones(4, 6), shard, peers.rank).clone(), shard, peers)
+        doubled(x)
+        return x
+
+    with pytest.raises(ShardingError, match="writes to a tensor that was gathered"):
+        in_ranks(2, True, run)
 
 
 def test_what_is_written_to_stays_divided() -> None:
