@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -98,6 +99,12 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], Any]]] = {
     "numpy's words, more": ((4, 6, 2), lambda x: x.std(axis=1, keepdims=True) - x.logsumexp(axis=2, keepdims=True)),
     "nested": ((4, 6, 2), lambda x: torch.nested.nested_tensor([x[0], x[1]]).to_padded_tensor(0.0)),
     "nested as": ((4, 6, 2), lambda x: torch.nested.as_nested_tensor([x[2], x[1]]).to_padded_tensor(0.0)),
+    "a copy": ((4, 6), lambda x: copy.deepcopy(x) * 2),
+    "a weight as divided as its input": ((6, 6), lambda x: F.prelu(x, x[:, 0])),
+    "aten's convolution": (
+        (4, 2, 3),
+        lambda x: torch.ops.aten.conv1d(TABLE.view(2, 2, 6), x, None, [1], [1]),
+    ),
 }
 
 
