@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.overrides import handle_torch_function, has_torch_function_unary
+from torch.utils.checkpoint import checkpoint
 
 from hocket.sharding import Shard, ShardingError, as_local, cut, gathered, guard_torch, note, noted, operator_name
 
@@ -141,6 +142,37 @@ def test_inference_mode_in_which_torch_counts_no_writes_changes_nothing(function
 
     for found in in_ranks(2, True, run):
         torch.testing.assert_close(found, function(full.clone()))
+
+
+def test_code_that_back_propagation_runs_again_is_asked_about_shards_too() -> None:
+    """A pipeline measures its steps by back-propagation from divided tensors."""
+    weight = torch.randn(6, 6, generator=torch.Generator().manual_seed(1))
+
+    def gradients(x: torch.Tensor, by_keyword: bool) -> list[torch.Tensor]:
+        x.requires_grad_()
+        h = x * 2
+        y = checkpoint(lambda h: torch.relu(h @ weight) * h.shape[0], h, use_reentrant=False) + h
+        if by_keyword:
+            y.backward(gradient=torch.ones_like(y), inputs=[x], retain_graph=True)
+        else:
+            torch.autograd.backward([y], [torch.ones_like(y)], retain_graph=True)
+        assert x.grad is not None
+        return [x.grad, *torch.autograd.grad([y, h], [h], [y.detach(), h.detach()])]
+
+    full = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    for by_keyword in (False, True):
+        expected = gradients(full.clone(), by_keyword)
+
+        def run(peers: MemoryPeers, by_keyword: bool = by_keyword) -> list[torch.Tensor]:
+            shard = Shard.even(0, 4, 2)
+            peers.gathers = True
+            return [
+                gathered(one) for one in gradients(note(cut(full, shard, peers.rank).clone(), shard, peers), by_keyword)
+            ]
+
+        for found in in_ranks(2, False, run):
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one, other)
 
 
 def test_a_tensor_of_another_shape_is_not_written_to() -> None:

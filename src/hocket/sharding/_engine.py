@@ -327,14 +327,29 @@ def _remember(marks: Any, plan: Any) -> None:
 
 
 def _back_propagated(func: Any, args: Any, kwargs: dict[str, Any], divided: list[Any]) -> Any:
-    """Have autograd begin at divided tensors, whose gradients are divided alike, or end there."""
+    """Have autograd begin at divided tensors, whose gradients are divided alike, or end there.
+
+    The pass itself asks about shards again: checkpointed code runs in it, and so do hooks.
+    """
     named = dict(zip(_GRAD if func is torch.autograd.grad else _BACKWARD, args, strict=False)) | kwargs
-    roots, given = _listed(named.get("outputs", named.get("tensors"))), _listed(named.get("gradients"))
-    given = given or _listed(named.get("grad_outputs")) or _listed(named.get("grad_tensors")) or [None] * len(roots)
-    if any(noted(root) != noted(one) for root, one in zip(roots, given, strict=False)):
+    roots = _listed(named.get("outputs", named.get("tensors")))
+    given: list[Any] = []
+    for word in ("gradients", "gradient", "grad_outputs", "grad_tensors"):
+        given = given or _listed(named.get(word))
+    if any(noted(root) != noted(one) for root, one in zip(roots, given or [None] * len(roots), strict=False)):
         raise refusal(func.__name__, divided[0], "begins with a gradient that is divided in another way")
-    found = func(*args, **kwargs)
-    for gradient, of in zip(found or (), _listed(named.get("inputs")), strict=False):
+    ends = _listed(named.get("inputs"))
+    inputs = {id(one) for one in ends}
+
+    def unasked(leaf: Any) -> Any:
+        if type(leaf) is not ShardedTensor:
+            return leaf
+        return torch.autograd.graph.get_gradient_edge(leaf) if id(leaf) in inputs else torch.ops.aten.alias(leaf)
+
+    args, kwargs = mapped(unasked, (args, kwargs))
+    with torch._C._EnableTorchFunction():
+        found = func(*args, **kwargs)
+    for gradient, of in zip(found or (), ends, strict=False):
         if type(of) is ShardedTensor and gradient is not None:
             note(gradient, of._hocket_shard, of._hocket_peers)
     return found
