@@ -9,9 +9,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.dlpack
 from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.utils.checkpoint import checkpoint
 
@@ -100,6 +102,9 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], Any]]] = {
     "numpy's words, more": ((4, 6, 2), lambda x: x.std(axis=1, keepdims=True) - x.logsumexp(axis=2, keepdims=True)),
     "nested": ((4, 6, 2), lambda x: torch.nested.nested_tensor([x[0], x[1]]).to_padded_tensor(0.0)),
     "nested as": ((4, 6, 2), lambda x: torch.nested.as_nested_tensor([x[2], x[1]]).to_padded_tensor(0.0)),
+    "the second factor": ((6, 6), lambda x: x.__rmatmul__(torch.arange(36.0).view(6, 6))),
+    "numpy's function": ((4, 6), lambda x: torch.Tensor.square(np.abs(torch.cat([x, x], 1)))),
+    "dlpack": ((4, 6), lambda x: torch.from_dlpack(torch.utils.dlpack.to_dlpack(x))),
     "a copy": ((4, 6), lambda x: copy.deepcopy(x) * 2),
     "a weight as divided as its input": ((6, 6), lambda x: F.prelu(x, x[:, 0])),
     "aten's convolution": (

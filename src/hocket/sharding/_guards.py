@@ -18,7 +18,7 @@ from ._trees import leaves, mapped
 def guard_torch() -> None:
     """Have torch ask about shards where it does not by itself.
 
-    That is in autograd functions, scripted functions, `torch.func`, old and nested constructors, and weighted losses.
+    That is in autograd and scripted functions, `torch.func`, old and nested constructors, DLPack, and weighted losses.
     """
     if not _guarded:
         _guarded.append(True)
@@ -26,7 +26,7 @@ def guard_torch() -> None:
         _guard_scripted_functions()
         _guard_transforms()
         _guard_constructor()
-        _guard_nested_tensors()
+        _guard_handing_over()
         _mend_l1_loss()
 
 
@@ -102,18 +102,19 @@ def _guard_constructor() -> None:
     torch.Tensor.__new__ = staticmethod(new)  # type: ignore[method-assign]
 
 
-def _guard_nested_tensors() -> None:
-    """Give nested tensors full tensors to copy."""
+def _guard_handing_over() -> None:
+    """Give full tensors to nested ones, and to who asks for DLPack's old capsules."""
 
     def guarded(plain: Any) -> Any:
         @functools.wraps(plain)
-        def copy(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        def hand_over(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             return plain(mapped(gathered, tensors), *args, **kwargs)
 
-        return copy
+        return hand_over
 
-    for name in ("nested_tensor", "as_nested_tensor"):
-        setattr(torch.nested, name, guarded(getattr(torch.nested, name)))
+    seams: Any = [(torch.nested, "nested_tensor"), (torch.nested, "as_nested_tensor")]
+    for module, name in [*seams, (torch.utils.dlpack, "to_dlpack")]:
+        setattr(module, name, guarded(getattr(module, name)))
 
 
 def _mend_l1_loss() -> None:

@@ -96,7 +96,7 @@ _BINARY = [
 ]
 _NUMBERS = ["bool", "int", "float", "complex"]
 _DUNDERS = {
-    **{f"__r{one}__": one for one in _BINARY},
+    **{f"__r{one}__": one for one in _BINARY if one != "matmul"},  # whose factors are not given in their order
     **{f"__i{one}__": one for one in _BINARY},
     # Python's numbers are of the full tensor's only element, which one rank may have.
     **{f"__{one}__": f"python_{one}" for one in _NUMBERS},

@@ -120,6 +120,13 @@ def prelu(call: OperatorCall, input: Any, weight: Any) -> Outcome:
     return shard
 
 
+@rule("array_wrap")
+def array_wrap(call: OperatorCall, input: Any, *args: Any, **kwargs: Any) -> Outcome:
+    """Return how a tensor lies that numpy has made of the full one: every rank has all of it."""
+    call.run = lambda local: local.func(*local.given((input, *args)), **local.given(kwargs))
+    return REPLICATED
+
+
 @rule("deepcopy")
 def deep_copy(call: OperatorCall, input: Any, memo: Any) -> Outcome:
     """Refuse to copy a shard, of which torch's own code asks what kind of tensor it is: the full one is copied."""
