@@ -4,6 +4,7 @@ import importlib
 import inspect
 import os
 import re
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -100,6 +101,23 @@ def test_changes_that_are_written_down_apply_and_touch_only_what_they_change() -
         assert checked.returncode == 0, checked.stderr
         files = re.split(r"^diff --git ", change.read_text(), flags=re.MULTILINE)[1:]
         assert all("\n@@ " in file for file in files), "an empty file of another change is in it"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("change", sorted((DOCS / "changes").glob("*.diff")), ids=lambda change: change.stem)
+def test_the_tests_of_a_change_that_is_written_down_pass(change: Path, tmp_path: Path) -> None:
+    for name in ("src", "tests", "docs", "pyproject.toml"):
+        copy = shutil.copytree if (CHECKOUT / name).is_dir() else shutil.copy
+        copy(CHECKOUT / name, tmp_path / name)
+    subprocess.run(["git", "apply", change], cwd=tmp_path, check=True)
+    tests = re.findall(r"^\+\+\+ b/(tests/.*/test_\w+\.py)$", change.read_text(), re.MULTILINE)
+    assert tests
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, "tests/test_golden.py"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "src")}, capture_output=True, text=True,
+        timeout=deadline(240),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_tutorial_is_the_example() -> None:

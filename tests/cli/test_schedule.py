@@ -86,6 +86,8 @@ def test_time_predicts_and_writes_a_trace(tmp_path):
         (("show", "ring", "-n", "99999999"), "Invalid value for '-n'"),
         (("show", "a" * 300), "is unknown; there are"),
         (("show", "ring", "--cluster", "a" * 300), "is no cluster"),
+        (("verify", "1f1b", "--in-flight", "nan"), "--in-flight nan: give a number of micro-batches"),
+        (("verify", "1f1b", "--in-flight", "-1"), "--in-flight -1: give a number"),
         (("verify", "1f1b", "--stages", "100000", "--micro-batches", "100000"), "10,000,000,000 forwards"),
     ],
 )

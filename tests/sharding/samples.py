@@ -27,6 +27,7 @@ class Sample(NamedTuple):
 
 
 ASKING = {name for name, one in RULES.items() if one is RULES["dim"]} | {"get_data", "pointwise"}
+ASKING |= {"deepcopy", "array_wrap"}  # of full tensors always
 RANDOM = {name for name, one in RULES.items() if one in (RULES["dropout"], RULES["dropout2d"])} - {"rrelu"}
 # What the database does not call by these names: shapes of inputs, and calls.
 EXTRA: dict[str, list[tuple[list[tuple[int, ...]], Function]]] = {

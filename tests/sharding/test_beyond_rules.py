@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.dlpack
 from torch.overrides import handle_torch_function, has_torch_function_unary
+from torch.utils.checkpoint import checkpoint
 
 from hocket.sharding import Shard, ShardingError, as_local, cut, gathered, guard_torch, note, noted, operator_name
 
@@ -46,6 +50,25 @@ def pair(x: torch.Tensor) -> Any:
     return torch.max(x, 1, out=out).values + out[0]
 
 
+@torch.jit.script
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(x).sum()
+
+
+@torch.jit.script
+def scripted_in_place(x: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return x * 2
+
+
+TRACED = torch.jit.trace(lambda x: x.softmax(-1).cumsum(0), torch.ones(4, 6))
+
+
+@torch.library.custom_op("hocket_tests::doubled", mutates_args=("x",))
+def doubled(x: torch.Tensor) -> None:
+    x.mul_(2)
+
+
 guard_torch()  # as training does
 TABLE = torch.arange(24.0).view(6, 4)
 CASES: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], Any]]] = {
@@ -72,6 +95,22 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], Any]]] = {
         lambda x: torch.binary_cross_entropy_with_logits(x, torch.ones(4, 6), reduction=1),
     ),
     "a user's": ((4, 6), normalize),
+    "scripted": ((4, 6), scripted),
+    "scripted, in place": ((4, 6), lambda x: scripted_in_place(y := x * 1) + y),
+    "traced": ((4, 6), TRACED),
+    "numpy's words": ((4, 6, 2), lambda x: x * x.sum(axis=0, keepdims=True) + x.amax(axis=(1,), keepdims=True)),
+    "numpy's words, more": ((4, 6, 2), lambda x: x.std(axis=1, keepdims=True) - x.logsumexp(axis=2, keepdims=True)),
+    "nested": ((4, 6, 2), lambda x: torch.nested.nested_tensor([x[0], x[1]]).to_padded_tensor(0.0)),
+    "nested as": ((4, 6, 2), lambda x: torch.nested.as_nested_tensor([x[2], x[1]]).to_padded_tensor(0.0)),
+    "the second factor": ((6, 6), lambda x: x.__rmatmul__(torch.arange(36.0).view(6, 6))),
+    "numpy's function": ((4, 6), lambda x: torch.Tensor.square(np.abs(torch.cat([x, x], 1)))),
+    "dlpack": ((4, 6), lambda x: torch.from_dlpack(torch.utils.dlpack.to_dlpack(x))),
+    "a copy": ((4, 6), lambda x: copy.deepcopy(x) * 2),
+    "a weight as divided as its input": ((6, 6), lambda x: F.prelu(x, x[:, 0])),
+    "aten's convolution": (
+        (4, 2, 3),
+        lambda x: torch.ops.aten.conv1d(TABLE.view(2, 2, 6), x, None, [1], [1]),
+    ),
 }
 
 
@@ -96,6 +135,51 @@ def test_what_is_made_is_that_of_the_full_tensor(name: str, exchanges: bool) -> 
                 torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("function", [lambda x: x[1] * 2, lambda x: x.cumsum(0), lambda x: x.add_(1)[0], scripted])
+def test_inference_mode_in_which_torch_counts_no_writes_changes_nothing(function: Any) -> None:
+    full = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+
+    def run(peers: MemoryPeers) -> torch.Tensor:
+        shard = Shard.even(0, 4, 2)
+        with torch.inference_mode():
+            made: torch.Tensor = gathered(function(note(cut(full, shard, peers.rank).clone(), shard, peers)))
+        return made
+
+    for found in in_ranks(2, True, run):
+        torch.testing.assert_close(found, function(full.clone()))
+
+
+def test_code_that_back_propagation_runs_again_is_asked_about_shards_too() -> None:
+    """A pipeline measures its steps by back-propagation from divided tensors."""
+    weight = torch.randn(6, 6, generator=torch.Generator().manual_seed(1))
+
+    def gradients(x: torch.Tensor, by_keyword: bool) -> list[torch.Tensor]:
+        x.requires_grad_()
+        h = x * 2
+        y = checkpoint(lambda h: torch.relu(h @ weight) * h.shape[0], h, use_reentrant=False) + h
+        if by_keyword:
+            y.backward(gradient=torch.ones_like(y), inputs=[x], retain_graph=True)
+        else:
+            torch.autograd.backward([y], [torch.ones_like(y)], retain_graph=True)
+        assert x.grad is not None
+        return [x.grad, *torch.autograd.grad([y, h], [h], [y.detach(), h.detach()])]
+
+    full = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    for by_keyword in (False, True):
+        expected = gradients(full.clone(), by_keyword)
+
+        def run(peers: MemoryPeers, by_keyword: bool = by_keyword) -> list[torch.Tensor]:
+            shard = Shard.even(0, 4, 2)
+            peers.gathers = True
+            return [
+                gathered(one) for one in gradients(note(cut(full, shard, peers.rank).clone(), shard, peers), by_keyword)
+            ]
+
+        for found in in_ranks(2, False, run):
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one, other)
+
+
 def test_a_tensor_of_another_shape_is_not_written_to() -> None:
     full = torch.zeros(4, 6)
 
@@ -115,6 +199,17 @@ def test_a_tensor_of_a_type_that_torch_would_not_write_is_not_written_to() -> No
 
     with pytest.raises(ShardingError, match=r"torch.int64 to write torch.float32"):
         in_ranks(2, False, run)
+
+
+def test_what_an_operator_of_a_library_writes_to_a_gathered_tensor_is_not_lost() -> None:
+    def run(peers: MemoryPeers) -> Any:
+        shard = Shard.even(0, 4, 2)
+        x = note(cut(torch.ones(4, 6), shard, peers.rank).clone(), shard, peers)
+        doubled(x)
+        return x
+
+    with pytest.raises(ShardingError, match="writes to a tensor that was gathered"):
+        in_ranks(2, True, run)
 
 
 def test_what_is_written_to_stays_divided() -> None:

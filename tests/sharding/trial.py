@@ -10,7 +10,19 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from hocket.sharding import CannotShard, Shard, WholeBatchNorms, as_local, cut, join, leaves, mapped, note, noted
+from hocket.sharding import (
+    CannotShard,
+    Shard,
+    ShardingError,
+    WholeBatchNorms,
+    as_local,
+    cut,
+    join,
+    leaves,
+    mapped,
+    note,
+    noted,
+)
 
 from .memory_peers import MemoryPeers, in_ranks
 from .samples import Sample
@@ -118,7 +130,7 @@ def _compare(trial: Trial) -> bool:
 
     try:
         parts = in_ranks(trial.ranks, trial.exchanges, run)
-    except (CannotShard, NotImplementedError):
+    except (CannotShard, ShardingError, NotImplementedError):
         return False
     expected = [t for t in leaves(whole) if isinstance(t, torch.Tensor)]
     spreads = _spreads(call, tensors) if any(t.dtype in _HALVES for t in tensors) else ()

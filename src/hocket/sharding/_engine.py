@@ -44,7 +44,7 @@ class ShardedTensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with as_local():
-            return _called(func, args, kwargs or {})
+            return call_on_shards(func, args, kwargs or {})
 
 
 class GatheredView(torch.Tensor):
@@ -58,7 +58,7 @@ class GatheredView(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with as_local():
-            return _called(func, args, kwargs or {})
+            return call_on_shards(func, args, kwargs or {})
 
 
 class _Source(NamedTuple):
@@ -149,8 +149,8 @@ _PLAIN = frozenset([int, float, bool, str, type(None), torch.dtype, torch.device
 _MAGIC = frozenset(["__get__", "__set__"])
 
 
-def _called(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Make a call with divided tensors as if with the full ones."""
+def call_on_shards(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Make a call with divided tensors as if with the full ones; the thread's functions are called as they are."""
     if any(isinstance(leaf, torch.Tensor) for leaf in leaves(kwargs.get("out"))):
         return _written(func, args, dict(kwargs))
     tensors: list[Any] = []
@@ -191,7 +191,7 @@ def _called(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Make a call that writes to tensors which it is given, divided or not."""
     out = kwargs.pop("out")
-    made = _called(func, args, kwargs)
+    made = call_on_shards(func, args, kwargs)
     for target, value in zip(leaves(out), leaves(made), strict=True):
         if target.numel() == 0 and type(target) is torch.Tensor:
             target.resize_(full_shape(value.shape, noted(value)))
@@ -199,7 +199,7 @@ def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             raise refusal(operator_name(func), target, "is given a tensor of another shape to write to")
         if not torch.can_cast(value.dtype, target.dtype):
             raise refusal(operator_name(func), target, f"is given a tensor of {target.dtype} to write {value.dtype} to")
-        _called(torch.Tensor.copy_, (target, value), {})
+        call_on_shards(torch.Tensor.copy_, (target, value), {})
     return out if isinstance(out, torch.Tensor) else type(made)(out)
 
 
@@ -327,14 +327,29 @@ def _remember(marks: Any, plan: Any) -> None:
 
 
 def _back_propagated(func: Any, args: Any, kwargs: dict[str, Any], divided: list[Any]) -> Any:
-    """Have autograd begin at divided tensors, whose gradients are divided alike, or end there."""
+    """Have autograd begin at divided tensors, whose gradients are divided alike, or end there.
+
+    The pass itself asks about shards again: checkpointed code runs in it, and so do hooks.
+    """
     named = dict(zip(_GRAD if func is torch.autograd.grad else _BACKWARD, args, strict=False)) | kwargs
-    roots, given = _listed(named.get("outputs", named.get("tensors"))), _listed(named.get("gradients"))
-    given = given or _listed(named.get("grad_outputs")) or _listed(named.get("grad_tensors")) or [None] * len(roots)
-    if any(noted(root) != noted(one) for root, one in zip(roots, given, strict=False)):
+    roots = _listed(named.get("outputs", named.get("tensors")))
+    given: list[Any] = []
+    for word in ("gradients", "gradient", "grad_outputs", "grad_tensors"):
+        given = given or _listed(named.get(word))
+    if any(noted(root) != noted(one) for root, one in zip(roots, given or [None] * len(roots), strict=False)):
         raise refusal(func.__name__, divided[0], "begins with a gradient that is divided in another way")
-    found = func(*args, **kwargs)
-    for gradient, of in zip(found or (), _listed(named.get("inputs")), strict=False):
+    ends = _listed(named.get("inputs"))
+    inputs = {id(one) for one in ends}
+
+    def unasked(leaf: Any) -> Any:
+        if type(leaf) is not ShardedTensor:
+            return leaf
+        return torch.autograd.graph.get_gradient_edge(leaf) if id(leaf) in inputs else torch.ops.aten.alias(leaf)
+
+    args, kwargs = mapped(unasked, (args, kwargs))
+    with torch._C._EnableTorchFunction():
+        found = func(*args, **kwargs)
+    for gradient, of in zip(found or (), ends, strict=False):
         if type(of) is ShardedTensor and gradient is not None:
             note(gradient, of._hocket_shard, of._hocket_peers)
     return found
@@ -362,13 +377,14 @@ def _say(peers: ShardPeers, name: str, args: Any, kwargs: Any, why: str) -> None
 
 def _on_gathered(call: OperatorCall, args: Any, kwargs: dict[str, Any], error: CannotShard) -> Any:
     """Make a call on the full tensors, on every rank; what is written to a divided one becomes this rank's shard."""
-    fulls: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    fulls: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
 
     def full(leaf: Any) -> Any:
         if type(leaf) is not ShardedTensor:
             return leaf
         if id(leaf) not in fulls:
-            fulls[id(leaf)] = leaf, gathered(leaf)
+            whole = gathered(leaf)
+            fulls[id(leaf)] = leaf, whole, _writes(whole)
         return fulls[id(leaf)][1]
 
     target = next(iter((*args, *kwargs.values()))) if call.in_place else None
@@ -381,11 +397,13 @@ def _on_gathered(call: OperatorCall, args: Any, kwargs: dict[str, Any], error: C
             raise refusal(call.name, target, f"changes the shape, and {error.reason}") from error
         target.copy_(cut(fulls[id(target)][1], target._hocket_shard, call.rank))
         return None if result is None else target
-    for part, whole in fulls.values() if not call.in_place else ():
+    for part, whole, version in fulls.values() if not call.in_place else ():
+        if _writes(whole) != version:  # an operator of a library, or a table of vectors that is scaled as it is read
+            raise refusal(call.name, part, f"writes to a tensor that was gathered, and {error.reason}") from error
         memory = _memory(whole)
         for leaf in leaves(result):
             if type(leaf) is torch.Tensor and _memory(leaf) == memory:
-                source = _Source(weakref.ref(part), part.detach(), part._version, part._base is not None)
+                source = _Source(weakref.ref(part), part.detach(), _writes(part), part._base is not None)
                 leaf.__class__ = GatheredView
                 leaf.__dict__["_hocket_source"] = source
     return result
@@ -393,6 +411,11 @@ def _on_gathered(call: OperatorCall, args: Any, kwargs: dict[str, Any], error: C
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _writes(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was written to; 0 in inference mode, in which torch does not count that."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _own_view(result: Any, views: list[Any]) -> Any:
@@ -408,7 +431,7 @@ def _own_view(result: Any, views: list[Any]) -> Any:
 
 def _check_view(view: Any, name: str, written: bool) -> None:
     source: _Source = view._hocket_source
-    if source.memory._version != source.version:
+    if _writes(source.memory) != source.version:
         raise refusal(name, view, "reads a view that was gathered, after the tensor itself was changed in place")
     if written and (source.base or source.tensor() is not None):
         raise refusal(name, view, "changes a view in place whose tensor is divided in another way")

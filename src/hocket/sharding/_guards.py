@@ -5,22 +5,28 @@ torch is changed for the whole process, once; what meets no divided tensor is do
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from . import torch_adapter
-from ._engine import GatheredView, ShardedTensor, gathered, noted, refusal
-from ._trees import mapped
+from ._engine import GatheredView, ShardedTensor, as_local, call_on_shards, gathered, noted, refusal
+from ._trees import leaves, mapped
 
 
 def guard_torch() -> None:
-    """Have torch ask about shards in autograd functions, `torch.func`, old constructors and weighted losses, too."""
+    """Have torch ask about shards where it does not by itself.
+
+    That is in autograd and scripted functions, `torch.func`, old and nested constructors, DLPack, and weighted losses.
+    """
     if not _guarded:
         _guarded.append(True)
         _guard_autograd_functions()
+        _guard_scripted_functions()
         _guard_transforms()
         _guard_constructor()
+        _guard_handing_over()
         _mend_l1_loss()
 
 
@@ -43,6 +49,20 @@ def _guard_autograd_functions() -> None:
         return plain.__get__(None, cls)(*args, **kwargs)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+
+
+def _guard_scripted_functions() -> None:
+    """Have functions that were scripted or traced called by the rules of what they do, as scripted modules are."""
+    plain: Any = torch.jit.ScriptFunction.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        watched = torch._C._is_torch_function_enabled()
+        if watched and any(type(leaf) in _WATCHED for leaf in leaves((args, kwargs))):
+            with as_local():
+                return call_on_shards(self, args, kwargs)
+        return plain(self, *args, **kwargs)
+
+    torch.jit.ScriptFunction.__call__ = call  # type: ignore[method-assign]
 
 
 def _guard_transforms() -> None:
@@ -80,6 +100,21 @@ def _guard_constructor() -> None:
         return plain(*args, **kwargs)
 
     torch.Tensor.__new__ = staticmethod(new)  # type: ignore[method-assign]
+
+
+def _guard_handing_over() -> None:
+    """Give full tensors to nested ones, and to who asks for DLPack's old capsules."""
+
+    def guarded(plain: Any) -> Any:
+        @functools.wraps(plain)
+        def hand_over(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            return plain(mapped(gathered, tensors), *args, **kwargs)
+
+        return hand_over
+
+    seams: Any = [(torch.nested, "nested_tensor"), (torch.nested, "as_nested_tensor")]
+    for module, name in [*seams, (torch.utils.dlpack, "to_dlpack")]:
+        setattr(module, name, guarded(getattr(module, name)))
 
 
 def _mend_l1_loss() -> None:

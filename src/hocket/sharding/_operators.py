@@ -96,7 +96,7 @@ _BINARY = [
 ]
 _NUMBERS = ["bool", "int", "float", "complex"]
 _DUNDERS = {
-    **{f"__r{one}__": one for one in _BINARY},
+    **{f"__r{one}__": one for one in _BINARY if one != "matmul"},  # whose factors are not given in their order
     **{f"__i{one}__": one for one in _BINARY},
     # Python's numbers are of the full tensor's only element, which one rank may have.
     **{f"__{one}__": f"python_{one}" for one in _NUMBERS},
@@ -137,6 +137,8 @@ def operator_name(func: Any) -> str:
     if name == "__set__":
         return f"set_{getattr(func.__self__, '__name__', '')}"
     home = getattr(func, "__module__", None) or "torch"
+    if isinstance(func, torch.jit.ScriptFunction):
+        return f"{home}.{name}"  # a user's function, though its module is said to be torch's
     foreign = home.partition(".")[0] not in _HOMES or (home.startswith("torch._ops.") and home != "torch._ops.aten")
     if foreign and not any(getattr(place, name, None) is func for place in _PLACES):  # a program may wrap torch's own
         return f"{home}.{name}"  # a user's function, which may be named as one of torch's

@@ -115,7 +115,22 @@ def prelu(call: OperatorCall, input: Any, weight: Any) -> Outcome:
     shard = call.shard(input)
     if shard.dim == 1 and weight.shape != (1,):
         call.becomes(input, call.share(weight, shard.at(0)) if weight.shape else weight)
+    else:
+        call.replicated(weight)
     return shard
+
+
+@rule("array_wrap")
+def array_wrap(call: OperatorCall, input: Any, *args: Any, **kwargs: Any) -> Outcome:
+    """Return how a tensor lies that numpy has made of the full one: every rank has all of it."""
+    call.run = lambda local: local.func(*local.given((input, *args)), **local.given(kwargs))
+    return REPLICATED
+
+
+@rule("deepcopy")
+def deep_copy(call: OperatorCall, input: Any, memo: Any) -> Outcome:
+    """Refuse to copy a shard, of which torch's own code asks what kind of tensor it is: the full one is copied."""
+    call.refuse("copies the full tensor")
 
 
 _ASKED = """

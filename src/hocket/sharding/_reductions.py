@@ -54,7 +54,7 @@ def _along(
 ) -> tuple[list[int], bool]:
     """Return the dims along which an operator works, from 0, and whether they stay."""
     about = _ALONG[call.name]
-    dims = kwargs.get("dim", kwargs.get("axis", given[about.place - 1] if len(given) >= about.place else about.default))
+    dims = kwargs.get("dim", given[about.place - 1] if len(given) >= about.place else about.default)
     if isinstance(dims, Operand) or (call.name == "norm" and given[:1] == ("nuc",)):
         call.refuse("is given a tensor for a dim")
     if call.name in ("sort", "argsort") and isinstance(dims, bool):

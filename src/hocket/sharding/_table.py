@@ -8,6 +8,8 @@ from ._call import OperatorCall, Outcome, Rule
 from ._operators import pointwise
 from ._placement import CannotShard, Placement, Shard
 
+_NUMPY_WORDS = {"axis": "dim", "keepdims": "keepdim"}
+
 RULES: dict[str, Rule] = {}
 """Rules by the operator's canonical name. Element-wise operators need no entry: see `rule_for`."""
 
@@ -33,9 +35,12 @@ def rule_for(name: str) -> Rule | None:
 def apply(found: Rule, call: OperatorCall) -> Outcome:
     """Apply a rule, and hold its results to what the ranks can have.
 
+    Torch takes numpy's words for some arguments (`axis`, `keepdims`); rules are given torch's own.
+
     Raises:
         CannotShard: The call cannot be made on shards; says why.
     """
+    call.kwargs = {_NUMPY_WORDS.get(word, word): value for word, value in call.kwargs.items()}
     try:
         _signature(found).bind(call, *call.args, **call.kwargs)
     except TypeError as error:

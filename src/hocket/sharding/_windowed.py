@@ -102,7 +102,8 @@ def convolve(
     if weight.shard is not None or (mixed and not call.exchanges):
         if groups != 1:
             call.refuse("has groups of the channels that are divided")
-        function, settings = call.func, (stride, padding, dilation, groups)
+        sides = padding if isinstance(padding, str) else each(padding, n)
+        function, settings = call.func, (each(stride, n), sides, each(dilation, n), groups)
         return layered(call, input, weight, bias, (0, 1), lambda x, w, b=None: function(x, w, b, *settings), -n - 1)
     call.replicated(weight, bias)
     own = _spatial(call, input, n, True)

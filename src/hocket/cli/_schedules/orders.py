@@ -92,6 +92,8 @@ def check(order: PipelineOrder, *, in_flight: float | None, as_json: bool) -> No
     """Print what is wrong with an order; the exit code is 1 if anything is."""
     from hocket.schedule import pipeline
 
+    if in_flight is not None and not in_flight >= 0:  # also of nan, which is less than nothing and nothing less
+        bad_input("schedule verify", f"--in-flight {in_flight:g}: give a number of micro-batches, as 4 or 3.5")
     found = pipeline.verify(order, in_flight=in_flight)
     if as_json:
         print_json(_facts(order) | {"can_be_carried_out": not found, "findings": [asdict(one) for one in found]})

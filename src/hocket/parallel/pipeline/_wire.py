@@ -96,8 +96,9 @@ class StageWire:
         elif before != mark:
             raise ValueError(
                 f"what stage {key[0] - 1} sends to stage {key[0]} has other shapes, types or plain values than for an "
-                "earlier micro-batch of the same shapes, so the receiver cannot know them. Pass fixed_shapes=False to "
-                "have every message described, or split elsewhere with split="
+                "earlier micro-batch of the same shapes, so the receiver cannot know them. Split elsewhere "
+                "with split= (names of modules that begin a stage), or say pipeline_parallel_degree = 1; a Pipeline of "
+                "your own has every message described by fixed_shapes=False"
             )
         self.send_alike(peer, _values.tensors_of(values))
 
