@@ -498,6 +498,9 @@ def test_two_traces_a_plan_and_a_trace_and_two_plans_compare(capsys: Captured, t
     assert run("compare", str(plan), str(plan)) == 0
     assert run("compare", str(tmp_path), str(one)) == 2
     assert "holds no trace.json or timeline.json" in capsys.readouterr().err
+    (tmp_path / "run.json").write_text("{}")
+    assert run("compare", str(tmp_path), str(tmp_path)) == 2
+    assert f"`hocket report {tmp_path} --trace {tmp_path}/trace.json`" in capsys.readouterr().err
     empty = tmp_path / "trace.json"
     instant = {"ph": "X", "name": "forward", "pid": 0, "tid": 0, "ts": 1, "dur": 0}
     for events in ([], [instant]):

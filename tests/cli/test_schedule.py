@@ -69,6 +69,8 @@ def test_time_predicts_and_writes_a_trace(tmp_path):
     ("words", "text"),
     [
         (("show", "nope"), "algorithm 'nope' is unknown; there are one_shot"),
+        (("verify", "1F1B"), "'1F1B' is unknown; the order of a pipeline is called 1f1b"),
+        (("show", "zero-buble"), "the order of a pipeline is called zero_bubble"),
         (("show", "ring", "rings=x"), "ring: rings='x' is no whole number; the default is 1"),
         (("show", "absent.json"), "'absent.json' cannot be read"),
         (("show", "ring", "--collective", "all_reduse"), "collective 'all_reduse' is unknown"),

@@ -56,6 +56,8 @@ def resolve_target(
     if name.startswith("transformer:"):
         return _shape(target.partition(":")[2])
     if ".py:" in target:
+        if not os.path.isfile(file := target.rpartition(":")[0]):
+            raise TargetError(f"{target}: there is no file {file!r}")
         with _threads(sharers if device in (None, "cpu") else 1):  # on others no core computes
             return _function(target, device, degrees)
     if os.path.isfile(target):

@@ -62,6 +62,13 @@ def compare(
     typer.echo(f"\nthe step was predicted {abs(checked.error):.1%} too {'long' if checked.error > 0 else 'short'}")
 
 
+def _made(path: Path) -> str:
+    """Return how a run's folder gets a trace."""
+    if not (path / "run.json").is_file():
+        return ""
+    return f", which `hocket report {path} --trace {path}/trace.json` writes of a run"
+
+
 def _load(path: Path) -> "Plan | Timeline":
     from hocket.planner import Plan
     from hocket.timeline import TimelineError, read_perfetto
@@ -71,7 +78,7 @@ def _load(path: Path) -> "Plan | Timeline":
     if path.is_dir():
         found = next((path / name for name in _TRACES if (path / name).is_file()), None)
         if found is None:
-            raise TimelineError(f"{str(path)!r} holds no {' or '.join(_TRACES)}; name a trace's file")
+            raise TimelineError(f"{str(path)!r} holds no {' or '.join(_TRACES)}; name a trace's file{_made(path)}")
         path = found
     timeline = read_perfetto(path)
     if not timeline.seconds:

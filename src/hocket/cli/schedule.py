@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -306,10 +307,19 @@ def _perfetto(timing: Any) -> str:
 
 
 def _resolve(verb: str, what: list[str], kind: str, world: int | None, root: int, cluster: str | None) -> Asked:
+    from hocket.schedule import ScheduleError
+    from hocket.schedule.pipeline import NAMED_ORDERS
+
     from ._schedules.resolve import resolve
 
     with one_error(f"schedule {verb}"), one_error(f"schedule {verb}", MemoryError):
-        return resolve(" ".join(what), kind, world, root, cluster)
+        try:
+            return resolve(" ".join(what), kind, world, root, cluster)
+        except ScheduleError as error:
+            near = difflib.get_close_matches(what[0].lower().replace("-", "_"), NAMED_ORDERS, 1, 0.75)
+            if not near or "is unknown" not in str(error):
+                raise
+            raise ScheduleError(f"{what[0]!r} is unknown; the order of a pipeline is called {near[0]}") from error
 
 
 def _write(verb: str, path: Path, text: str) -> None:

@@ -235,7 +235,10 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
             if id(value) in self._state:
                 return self._attribute(self._state[id(value)], value)
             if value.grad_fn is not None or id(value) in self._earlier:
-                raise DataDependentError("the code uses a tensor that was computed before or beside this forward")
+                raise DataDependentError(
+                    "the code uses a tensor that was computed before this forward, or by something that torch does not "
+                    "show, as a function of torch.jit"
+                )
             return value
         if isinstance(value, TracedNumber):
             return value.node if value.recorder is self else value.plain()
