@@ -145,6 +145,8 @@ class _Plan(NamedTuple):
 
 _plans: dict[Any, _Plan | torch.Size | int] = {}
 _MOST_PLANS = 16384
+_WITHOUT_GRADIENTS = "torch.distributed.fsdp."
+"""Of modules whose hooks on gradients look at none: FSDP2 gathers the parameters of a block when one arrives."""
 _PLAIN = frozenset([int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format])
 _MAGIC = frozenset(["__get__", "__set__"])
 
@@ -264,6 +266,8 @@ def _examined(func: Any, args: Any, kwargs: dict[str, Any], marks: Any) -> Any:
         return _back_propagated(func, args, kwargs, divided)
     if name in _OF_MEMORY:
         hook = name == "register_hook"
+        if hook and str(getattr(args[-1], "__module__", "")).startswith(_WITHOUT_GRADIENTS):
+            return func(*args, **kwargs)
         raise refusal(name, divided[0], "would see a part's gradient" if hook else "asks how the tensor lies in memory")
     call = OperatorCall(
         name, mapped(_operand, tuple(args)), mapped(_operand, kwargs), peers.size, peers.rank, peers.exchanges, func,

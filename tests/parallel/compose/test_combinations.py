@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +100,22 @@ def tied_and_sharded() -> str:
 def test_tied_weights_of_several_stages_cannot_be_sharded_themselves() -> None:
     for message in run_ranks(tied_and_sharded, 4):
         assert 'say shard = "gradients", or untie them' in message
+
+
+def magnified(plan: Plan) -> list[float]:
+    """Losses of a model whose blocks hand divided channels to each other: a convolution and what shuffles its pixels."""
+    torch.manual_seed(0)
+    conv = partial(torch.nn.Conv2d, kernel_size=3, padding=1)
+    up = torch.nn.Sequential(conv(8, 32), torch.nn.PixelShuffle(2))
+    model = torch.nn.Sequential(conv(2, 8), torch.nn.ReLU(), up, conv(8, 2)).double()
+    x = torch.linspace(-1, 1, 8 * 2 * 36, dtype=torch.float64).view(8, 2, 6, 6).sin()
+    y = torch.linspace(0, 3, 8 * 2 * 144, dtype=torch.float64).view(8, 2, 12, 12).cos()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = hocket.Trainer(model, torch.nn.functional.mse_loss, optimizer, plan, sample=x)
+    return [float(trainer.step((x, y))) for _ in range(4)]
+
+
+def test_sharded_blocks_hand_each_other_tensors_that_are_divided() -> None:
+    expected = magnified(Plan())
+    for found in run_ranks(magnified, 4, Plan(shard="parameters", tensor_parallel_degree=2), timeout_s=110):
+        assert found == pytest.approx(expected, rel=1e-12)
