@@ -81,13 +81,14 @@ def test_products_of_numbers_that_have_no_rate_are_in_none() -> None:
 
 
 def test_older_settings_of_torch_count_too() -> None:
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    try:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = False, True
-        assert formats(captured(nn.Linear(WIDTH, WIDTH), ROWS, WIDTH)) == {"tf32"}
-        assert formats(captured(nn.Conv2d(8, 8, 3), 4, 8, 9, 9)) == {"float32"}
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+    before = torch.backends.cuda.matmul.allow_tf32
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # assigned, it fails beside torch's own tests
+        try:
+            torch.backends.cuda.matmul.allow_tf32 = True
+            assert formats(captured(nn.Linear(WIDTH, WIDTH), ROWS, WIDTH)) == {"tf32"}
+            assert formats(captured(nn.Conv2d(8, 8, 3), 4, 8, 9, 9)) == {"float32"}
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def test_a_linear_layer_makes_three_products_and_a_sum_for_its_bias() -> None:

@@ -103,7 +103,7 @@ def test_tied_weights_of_several_stages_cannot_be_sharded_themselves() -> None:
 
 
 def magnified(plan: Plan) -> list[float]:
-    """Losses of a model whose blocks hand divided channels to each other: a convolution and what shuffles its pixels."""
+    """Losses of a model whose blocks hand divided channels to each other, as a convolution to what shuffles pixels."""
     torch.manual_seed(0)
     conv = partial(torch.nn.Conv2d, kernel_size=3, padding=1)
     up = torch.nn.Sequential(conv(8, 32), torch.nn.PixelShuffle(2))

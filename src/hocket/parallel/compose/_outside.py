@@ -11,8 +11,10 @@ import torch
 _OURS = ("hocket.parallel.", "hocket.keras.")
 
 
-def refuse_other_steps(optimizer: Any) -> None:
+def refuse_other_steps(optimizer: Any, trainer: object) -> None:
     """Have `optimizer.step()` raise an error where no Trainer calls it, unless it is one with a learning rate of 0.
+
+    So it is as long as the Trainer is there.
 
     Gradients are averaged by `Trainer.step`; where state is sharded the optimizer's gradients come from there alone. A
     loop of the program's own with the same optimizer would train each rank by itself, or not at all.
@@ -20,7 +22,11 @@ def refuse_other_steps(optimizer: Any) -> None:
     if not hasattr(optimizer, "register_step_pre_hook"):
         return
 
+    there = weakref.ref(trainer)
+
     def check(*_: Any) -> None:
+        if there() is None:
+            return
         frame: Any = sys._getframe(1)
         while frame is not None:
             if str(frame.f_globals.get("__name__", "")).startswith(_OURS):

@@ -133,7 +133,7 @@ class Trainer:
         self._splitter = BatchSplitter(self._mesh["data"], taken, targeted=targeted)
         self._errors = StepErrors(self._mesh)
         if world.size > 1:
-            refuse_other_steps(optimizer)
+            refuse_other_steps(optimizer, self)
             hint_at_loading(model)
         self._replaced = ReplacedModules(model) if self._mesh["pipeline"].size > 1 else None
         self._marks: ReplicaMarks | None = None  # of settings alone: not every rank holds the same weights
