@@ -83,6 +83,15 @@ class _Metered(nn.Module):
         return squares(output, target)
 
 
+def seeded(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(0)
+    return squares(output, target)
+
+
+def dropped(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return squares(functional.dropout(output, 0.5), target)
+
+
 CLASSES, MAPS, TOKENS, NUMBERS = (2, 7), (2, 7, 5, 4), (2, 6, 7), (2, 3, 4)
 
 
@@ -136,7 +145,8 @@ def test_a_target_is_told_from_the_output(
 
 
 @pytest.mark.parametrize(
-    "loss", [remembered, counted, printed, in_place, through_another, counting(), _Metered(), _Metered().forward]
+    "loss",
+    [seeded, remembered, counted, printed, in_place, through_another, counting(), _Metered(), _Metered().forward],
 )
 def test_a_loss_that_may_change_what_is_outside_is_not_run(loss: Any) -> None:
     before = len(_SEEN), _CALLS, _WEIGHT.sum().item()
@@ -200,3 +210,13 @@ def test_a_language_models_loss_keeps_what_a_capture_with_real_targets_says() ->
     assert found.layers[-1].forward_s > plain.layers[-1].forward_s
     assert found.finer[-1].forward_s > plain.finer[-1].forward_s
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_random_numbers_that_a_loss_draws_are_put_back() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 5)), torch.rand(4, 6)
+    plain = capture(model, x, degrees=())
+    before = torch.get_rng_state()
+    loss, _ = loss_by_made_up_targets(dropped, model, (x,))
+    assert loss is not None
+    with_loss(plain, model, (x,), loss, "adam")
+    assert torch.equal(torch.get_rng_state(), before)

@@ -30,6 +30,7 @@ LossOfOutput = Callable[[Any, Any], Any]
 _TIMES = 5
 _DEPTH = 4  # of functions that call functions
 _CHANGING = {"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR"}
+_OUTSIDE = {"save", "seed", "manual_seed", "set_rng_state"}  # of torch's functions those that change what is outside
 _SPEAKING = {"print", "open", "input", "setattr", "delattr", "exec", "eval", "globals", "vars", "next"}
 
 
@@ -132,9 +133,11 @@ def _seconds(model: torch.nn.Module, inputs: Any, loss: LossOfOutput) -> tuple[f
         return middle - begun, settled() - middle
 
     both = []
-    for work in (lambda: loss(given, inputs), lambda: torch.stack([one.float().sum() for one in tensors]).sum()):
-        rounds = [timed(work) for _ in range(_TIMES + 1)][1:]
-        both.append([median(column) for column in zip(*rounds, strict=True)])
+    works = (lambda: loss(given, inputs), lambda: torch.stack([one.float().sum() for one in tensors]).sum())
+    with unchanged(model):  # a loss may draw random numbers, and other ranks draw none meanwhile
+        for work in works:
+            rounds = [timed(work) for _ in range(_TIMES + 1)][1:]
+            both.append([median(column) for column in zip(*rounds, strict=True)])
     forward_s, backward_s = (max(0.0, own - plain) for own, plain in zip(*both, strict=True))
     return forward_s, backward_s
 
@@ -201,7 +204,9 @@ def changes_nothing(function: Any, depth: int = _DEPTH) -> bool:
     if any(one.opname in _CHANGING or (one.opname == "STORE_DEREF" and one.argval in free) for one in steps):
         return False
     methods = {one.argval for one in steps if one.opname in ("LOAD_METHOD", "LOAD_ATTR")}
-    if any(name.endswith("_") and not name.startswith("_") for name in methods):  # in place, perhaps of what is outside
+    if methods & _OUTSIDE or any(
+        name.endswith("_") and not name.startswith("_") for name in methods
+    ):  # in place, perhaps of what is outside
         return False
     try:
         used = inspect.getclosurevars(function)
