@@ -121,9 +121,11 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if len(written) > 1:
             return self._one_by_one(func, args, kwargs)
         fresh = name in _OVERWRITING and bool(written) and self._covered(args[0])
+        # What is copied from itself, transposed say, is not made anew.
+        fresh = fresh and not any(t is not args[0] and self.of(t) is self.of(args[0]) for t in given)
         wanted = []
         for key, one in touched.items():
-            if fresh and key in written and not any(t is not args[0] and self.of(t) is one for t in given):
+            if fresh and key in written:
                 self._allocate(one)
             else:
                 wanted.append((one, len(one.lines)))
