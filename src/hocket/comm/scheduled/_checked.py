@@ -34,7 +34,7 @@ from ._scheduled import table_is_given
 log = logging.getLogger("hocket.comm")
 
 _GRACE_S: Final = 2.0
-"""How long a rank in trouble waits for others to tell of theirs: all hear of a lost connection at nearly one time."""
+"""How long a rank in trouble waits for another to tell of its own: all hear of a lost connection at nearly one time."""
 _LOOK_S: Final = 0.05
 
 
@@ -253,18 +253,25 @@ class CheckedTransport:
         """Return the error that names the rank at the end of the chain of those that wait for each other."""
         culprits = [self._numbers.index(c) for c in getattr(error, "culprits", ()) if c in self._numbers]
         first = error.peer if error.peer is not None else culprits[0] if culprits else self._speaker
-        note = {"waits": None if first == self._rank else first, "late": late, "text": str(error)}
+        note = {
+            "waits": None if first == self._rank else first,
+            "gone": isinstance(error, PeerDiedError),
+            "late": late,
+            "text": str(error),
+        }
         notes: dict[int, Any] = {self._rank: note}
         try:
             self._store.set(f"hocket/trouble/{self._rank}", json.dumps(note))
             end_s = time.monotonic() + _GRACE_S
-            culprit = self._end_of_chain(notes)
-            while culprit not in notes and time.monotonic() < end_s:
-                time.sleep(_LOOK_S)
-                for r in range(self._size):
-                    if r not in notes and self._store.check([f"hocket/trouble/{r}"]):
-                        notes[r] = json.loads(self._store.get(f"hocket/trouble/{r}"))
-                culprit = self._end_of_chain(notes)
+            while (culprit := self._end_of_chain(notes)) not in notes:
+                # Asked before the time: who is gone has told of its trouble before it went, or never will.
+                gone = any(note["gone"] and note["waits"] == culprit for note in notes.values())
+                if self._store.check([f"hocket/trouble/{culprit}"]):
+                    notes[culprit] = json.loads(self._store.get(f"hocket/trouble/{culprit}"))
+                elif gone or time.monotonic() >= end_s:
+                    break
+                else:
+                    time.sleep(_LOOK_S)
         except Exception as trouble:  # the store is gone with its host: what this rank has seen itself must do
             log.debug("group %s: the store does not answer: %s", self._name, trouble)
             culprit = self._end_of_chain(notes)
