@@ -38,7 +38,8 @@ from ..state import (
     is_deferred,
 )
 
-_LEAST_EXAMINED = 8
+_FEWEST = 2  # that batch norm takes
+_EXAMINED = 4
 """Samples on which a divided model is compared with the whole: batch norm of two amplifies what is rounded."""
 T = TypeVar("T")
 Inputs = tuple[Any, ...] | dict[str, Any]
@@ -109,16 +110,12 @@ def divide_tensors(draft: Draft) -> None:
 
     All ranks hold rank 0's model by now, see `compose`.
 
-    It is examined on as much of the sample as a rank has at once in training: more would take more memory than training
-    does. Of a model that has no memory yet that is two samples: activations of more might take more than a rank's part.
+    It is examined on a few samples, which show as much as many and take less time and memory. Of a model that has no
+    memory yet these are two: activations of more might take more than a rank's part.
     """
-    model, plan = draft.model, draft.plan
+    model = draft.model
     full = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    if any(map(is_deferred, model.parameters())):
-        few = _micro_batch(draft.inputs, sys.maxsize)
-    else:
-        parts = draft.mesh["data"].size * plan.accumulate * plan.micro_batches
-        few = _micro_batch(draft.inputs, parts, _LEAST_EXAMINED)
+    few = _first(_FEWEST if any(map(is_deferred, model.parameters())) else _EXAMINED, draft.inputs)
     try:
         try:
             form = parallelize(model, draft.mesh["tensor"], few, sequence=draft.plan.sequence_parallel, aligned=True)
@@ -217,7 +214,7 @@ def divide_layers(draft: Draft) -> None:
     ranks = mesh["pipeline"].size
     parts = plan.micro_batches * mesh["data"].size
     deferred = any(map(is_deferred, model.parameters()))
-    sample = _micro_batch(draft.inputs, sys.maxsize if deferred else parts)
+    sample = _first(_FEWEST if deferred else max(_FEWEST, samples_in(draft.inputs) // parts), draft.inputs)
     times: Any = None
     link = None
     count, passes = ranks * plan.stages_per_rank, plan.micro_batches * plan.stages_per_rank
@@ -295,11 +292,10 @@ CARRIED: dict[str, Callable[[Draft], None]] = {
 """By the name of an axis, how a model is divided along it, in this order. An axis that only replicates has no line."""
 
 
-def _micro_batch(sample: Inputs, parts: int, least: int = 2) -> Inputs:
-    """Return one of so many parts of a batch, with two samples at the least, which batch norm wants."""
+def _first(count: int, sample: Inputs) -> Inputs:
+    """Return so many of the samples; the sample itself where it has no more."""
     whole = samples_in(sample)
-    each = max(least, whole // parts)
-    if each >= whole:
+    if count >= whole:
         return sample
-    part: Inputs = mapped(sample, lambda one: one[:each] if one.dim() and len(one) == whole else one)
+    part: Inputs = mapped(sample, lambda one: one[:count] if one.dim() and len(one) == whole else one)
     return part

@@ -78,14 +78,34 @@ def nbytes(tensors: Iterable[Any]) -> int:
     return covered
 
 
+_WORTH_NBYTES = 32 << 20
+"""Less that is free stays: to take pages anew costs more than they are worth."""
+
+
+class _Mallinfo(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_size_t) for name in "abcdefgh") + (
+        ("free", ctypes.c_size_t),
+        ("top", ctypes.c_size_t),
+    )
+
+
 @functools.cache
-def _trim() -> Callable[[int], int]:
-    return getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)  # of glibc
+def _allocator() -> tuple[Callable[[], int], Callable[[int], int]]:
+    """Return what tells how many bytes the C library's allocator keeps, and what makes it return them (glibc's)."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "malloc_trim"):
+        return (lambda: 0), (lambda _: 0)
+    if not hasattr(library, "mallinfo2"):  # before glibc 2.33
+        return (lambda: _WORTH_NBYTES), library.malloc_trim
+    library.mallinfo2.restype = _Mallinfo
+    return (lambda: library.mallinfo2().free), library.malloc_trim
 
 
 def give_back() -> None:
     """Return to the system the pages of freed memory that the allocator keeps, which may be most of a model."""
-    _trim()(0)
+    free, trim = _allocator()
+    if free() >= _WORTH_NBYTES:
+        trim(0)
 
 
 def counted(weights: Iterable[Any], gradients: Iterable[Any], optimizer: Any) -> StateBytes:

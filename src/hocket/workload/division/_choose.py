@@ -9,7 +9,7 @@ from torch import nn
 
 from hocket.sharding import CannotShard, Shard
 
-from ._record import RECURRENT, Recording, is_layer
+from ._record import RECURRENT, RecordedValue, Recording, is_layer
 from ._regions import CHANNEL, TABLES, Region, RegionSearch, Role, inputs_of, outputs_of
 
 
@@ -34,10 +34,11 @@ def choose(model: nn.Module, recording: Recording, ranks: int) -> RegionChoice:
     search = RegionSearch(recording, names, free, ranks, loose)
     unpaired: dict[nn.Module, str] = {}
     found: list[Region] = []
+    used = {v for call in recording.calls for v in call.inputs} | set(recording.outputs)
     for module in names:
         if type(module) is nn.MultiheadAttention and module in free:
             try:
-                found.append(_heads(module, names[module], recording, ranks))
+                found.append(_heads(module, names[module], recording, used, ranks))
             except CannotShard as error:
                 refused[names[module]] = error.reason
         elif search.may_make_parts(module):
@@ -159,12 +160,13 @@ def _loose(model: nn.Module) -> dict[str, nn.Parameter]:
     return {n: p for n, p in model.named_parameters() if id(p) not in held and p.is_floating_point()}
 
 
-def _heads(module: nn.MultiheadAttention, name: str, recording: Recording, ranks: int) -> Region:
+def _heads(
+    module: nn.MultiheadAttention, name: str, recording: Recording, used: set[RecordedValue], ranks: int
+) -> Region:
     if module.num_heads % ranks:
         raise CannotShard(f"{module.num_heads} heads cannot be shared out over {ranks} ranks")
     if module.bias_k is not None or module.add_zero_attn:
         raise CannotShard("attention with a bias for keys, or with a row of zeros, has no form")
-    used = {v for call in recording.calls for v in call.inputs} | set(recording.outputs)
     weights_used = any(v in used for call in recording.calls if call.module is module for v in call.outputs[1:])
     reason = "projections by heads, then the projection out"
     if not weights_used:
