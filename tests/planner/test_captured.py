@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -126,6 +127,26 @@ def test_ranks_that_go_in_step_wait_longer_the_more_they_are(captured: Workload,
         assert added(plan, exchange_s=1e-3) == pytest.approx(exchanges * 1e-3 * waiting)
     assert added(Plan(shard="parameters"), block_s=1e-3) == pytest.approx(holders * 1e-3 * 1.5)
     assert added(Plan(shard="parameters", tensor_parallel_degree=2), block_s=1e-3) == pytest.approx(holders * 1.5e-3)
+
+
+def test_ranks_wait_longer_at_blocks_that_they_compute_for_longer(captured: Workload, network: Network) -> None:
+    waits, plan = Constants(prefetch=False, block_wait_s=1e-3), Plan(shard="parameters").resolve(4)
+    held = [layer.parameters > 0 for layer in captured.layers]
+    for times_as_long in (1.0, 0.05):
+        layers = [
+            dataclasses.replace(one, forward_s=one.forward_s * times_as_long, backward_s=one.backward_s * times_as_long)
+            for one in captured.layers
+        ]
+        workload = dataclasses.replace(captured, layers=tuple(layers))
+        there, without = (
+            predict(plan, workload, network, workers=4, batch=4 * BATCH, constants=one)
+            for one in (waits, Constants(prefetch=False))
+        )
+        times = Profile(workload, network, waits).times(plan, BATCH)
+        computed_s = (times.forward + times.backward)[held]
+        assert (computed_s > 2e-3).all() if times_as_long == 1.0 else (computed_s < 2e-3).all()
+        drifted = float(np.minimum(1.0, computed_s / 2e-3).sum())
+        assert there.step_s - without.step_s == pytest.approx(1.5e-3 * drifted)
 
 
 def test_a_layer_that_a_pipeline_cuts_is_gathered_by_both_its_ranks(network: Network) -> None:

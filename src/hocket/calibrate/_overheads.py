@@ -88,7 +88,7 @@ class _Measured:
         return {"optimizer_shard_s": optimizer_s / wait, "gradient_shard_s": more_s / (_SEVERAL - 1) / wait}
 
     def of_sharded_parameters(self) -> dict[str, float]:
-        """Return what a block costs, each of its tensors, and what gathering reaches of its rate."""
+        """Return what a block costs, what more where ranks compute, each of its tensors, and gathering's rate."""
         ranks = self.network.world
         one, several, large = (
             self._besides(f"{prefix}parameters", than) / _BLOCKS
@@ -96,7 +96,7 @@ class _Measured:
         )
         tensor_s = max(0.0, several - one) / (2 * _SEVERAL - 2)
         hidden = self._besides("much") / _BLOCKS if self.prefetch else 0.0
-        waited = max(one, self._besides("much parameters", "much") / _BLOCKS - max(0.0, large - one - hidden))
+        more = max(0.0, self._besides("much parameters", "much") / _BLOCKS - max(0.0, large - one - hidden) - one)
         thin_s, wide_s = (
             sum(
                 times * self.network.collective(kind, 4.0 * width * width, ranks, 1, self.constants).seconds
@@ -105,9 +105,11 @@ class _Measured:
             for width in (_THIN, _WIDE)
         )
         crowd = self.network.crowding(ranks)
+        alone = 1.0 / crowd / waiting(ranks)
         return {
             "fetch_share": min(1.0, max(0.02, (wide_s - thin_s) / max(1e-9, large - one))),
-            "block_s": max(0.0, waited - thin_s - 2 * tensor_s) / crowd / waiting(ranks),
+            "block_s": max(0.0, one - thin_s - 2 * tensor_s) * alone,
+            "block_wait_s": more * alone,
             "tensor_s": tensor_s / crowd,
         }
 

@@ -28,6 +28,7 @@ _BELIEF = {
     "optimizer_shard_s": 0.7,
     "gradient_shard_s": 0.7,
     "block_s": 0.7,
+    "block_wait_s": 0.7,
     "divided_times": 0.3,  # from nearly half to more than twice, as weights of layers stay in caches or do not
     "exchange_s": 0.7,
     "exchange_share": 0.7,

@@ -31,6 +31,9 @@ from ._stages import stage_cuts
 # Pipelines whose ranks share processors are followed from event to event up to so many actions times ranks, some 50 ms.
 _FOLLOWED = 4096
 _MESSAGE = 1e6  # bytes, of which the link between two stages that takes longest is the slowest
+# Ranks that compute a block for so long wait for each other at it as long as they ever do: about a scheduler's slice of a
+# processor. Chosen with the measured plans of twelve models in view (benchmarks/2026-11-26-plans.md).
+_APART_S = 2e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +342,7 @@ def _step(
         constants.jitter * slowest_of(workers)
         + constants.host_jitter * slowest_of(math.ceil(workers / profile.network.local))
     )
-    sharding = _sharding(plan, profile, layers, m * crowd)
+    sharding = _sharding(plan, profile, times, layers, m * crowd)
     left_s = most_s * (1 + 1e-9) - straggle - sharding - constants.step_s
     if (m * spent + filled).max() > left_s:
         return None
@@ -394,15 +397,18 @@ def _step(
     return parts, cost, m * float(times.spared[layers].sum()), m * float(times.recurrent[layers].sum())
 
 
-def _sharding(plan: Plan, profile: Profile, layers: np.ndarray, passes: float) -> float:
+def _sharding(plan: Plan, profile: Profile, times: LayerTimes, layers: np.ndarray, passes: float) -> float:
     """Return what sharding costs a step besides its collectives; of parameters, for each of so many passes."""
     constants = profile.constants
     together = product(plan, *(axis for axis in AXES if axis.divides != "layers"))
     if plan.shard == "parameters":
-        blocks = float((profile.by_block(profile.held(plan).parameter_bytes[layers], layers) > 0).sum())
+        held = profile.by_block(profile.held(plan).parameter_bytes[layers], layers) > 0
+        computed_s = profile.by_block((times.forward + times.backward + times.again)[layers], layers)[held]
+        apart = float(np.minimum(1.0, computed_s / _APART_S).sum())
         # Stages wait for each other, too, but once a pass and not for every block.
-        waits_s = constants.block_s * waiting(together * math.sqrt(plan.pipeline_parallel_degree))
-        return passes * (waits_s * blocks + constants.tensor_s * float(profile.tensors[layers].sum()))
+        waits_s = constants.block_s * float(held.sum()) + constants.block_wait_s * apart
+        waits_s *= waiting(together * math.sqrt(plan.pipeline_parallel_degree))
+        return passes * (waits_s + constants.tensor_s * float(profile.tensors[layers].sum()))
     if replicas(plan)[0] == 1 or plan.shard == "none":
         return 0.0
     again = plan.accumulate - 1 if plan.shard == "gradients" else 0
