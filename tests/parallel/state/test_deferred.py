@@ -184,8 +184,30 @@ CHANGES: dict[str, Any] = {
 }  # fmt: skip
 
 
+INITIALISERS: dict[str, dict[str, Any]] = {
+    "uniform_": {},
+    "normal_": {"std": 0.1},
+    "trunc_normal_": {"std": 1.0},  # some are drawn again
+    "trunc_normal_ far from its mean": {"mean": 3.0, "std": 0.5},
+    "constant_": {"val": 0.5},
+    "ones_": {},
+    "zeros_": {},
+    "eye_": {},
+    "xavier_uniform_": {},
+    "xavier_normal_": {},
+    "kaiming_uniform_": {},
+    "kaiming_normal_": {},
+    "orthogonal_": {},
+    "sparse_": {"sparsity": 0.5},
+}
+for _name, _values in INITIALISERS.items():
+    _draw = getattr(nn.init, _name.split()[0])
+    CHANGES[_name] = lambda m, draw=_draw, values=_values: draw(m.one.weight, **values) is None or None
+
+
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("ignore:mean is more than 2 std:UserWarning")
 def test_a_deferred_model_is_changed_as_a_plain_one(name: str) -> None:
     _same(*_both(CHANGES[name], [("both", False)]))
 

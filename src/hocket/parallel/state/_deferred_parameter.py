@@ -51,6 +51,11 @@ class DeferredValue(torch.Tensor):
                 return _written(func, args, kwargs, given)
             if func == _SET_DATA and isinstance(args[0], DeferredParameter):
                 return _set_data(args[0], args[1])
+            numbers = None
+            if known and initialising:  # what it makes of a parameter, it goes on with
+                numbers = _on_numbers(func, args, kwargs)
+                if not _shares(numbers, {one.hollow.untyped_storage()._cdata for one in known}):
+                    return numbers
             try:
                 result = func(*args, **kwargs)
             except NotImplementedError as error:
@@ -65,13 +70,11 @@ class DeferredValue(torch.Tensor):
             storages = {one.untyped_storage()._cdata for one in known}
 
             def is_view(one: Any) -> bool:
-                fresh = isinstance(one, torch.Tensor) and one.is_meta and all(one is not other for other in given)
-                return fresh and one.untyped_storage()._cdata in storages
+                return _shares(one, storages) and all(one is not other for other in given)
 
             if not any(map(is_view, tree_leaves(result))):
-                made = any(isinstance(one, torch.Tensor) for one in tree_leaves(result))
-                return _on_numbers(func, args, kwargs) if initialising and made else result
-            views = iter(tree_leaves(_on_numbers(func, args, kwargs)))
+                return result
+            views = iter(tree_leaves(_on_numbers(func, args, kwargs) if numbers is None else numbers))
             return tree_map(lambda one: _view(one, next(views), known[0]) if is_view(one) else next(views), result)
 
 
@@ -119,6 +122,10 @@ def _view(one: torch.Tensor, hollow: torch.Tensor, base: DeferredValue) -> Defer
     made = one.as_subclass(DeferredValue)
     made.hollow, made.ledger = hollow, base.ledger
     return made
+
+
+def _shares(tree: Any, storages: set[int]) -> bool:
+    return any(isinstance(one, torch.Tensor) and one.untyped_storage()._cdata in storages for one in tree_leaves(tree))
 
 
 def _writes(func: Any, kwargs: Any) -> bool:

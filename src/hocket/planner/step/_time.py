@@ -31,7 +31,7 @@ from ._stages import stage_cuts
 # Pipelines whose ranks share processors are followed from event to event up to so many actions times ranks, some 50 ms.
 _FOLLOWED = 4096
 _MESSAGE = 1e6  # bytes, of which the link between two stages that takes longest is the slowest
-# Ranks that compute a block for so long wait for each other at it as long as they ever do: about a scheduler's slice of a
+# Ranks that compute a block for so long wait for each other at it as long as ever: about a scheduler's slice of a
 # processor. Chosen with the measured plans of twelve models in view (benchmarks/2026-11-26-plans.md).
 _APART_S = 2e-3
 
