@@ -55,6 +55,8 @@ class FullySharded(ShardingStrategy):
             for parameter in before.values():
                 if not parameter.is_contiguous():  # a matter of speed only, and FSDP2 takes no others
                     parameter.data = parameter.detach().contiguous()
+            given = _OtherData()
+            module.register_forward_pre_hook(given)  # before FSDP2's own
             device = next(iter(before.values())).device.type
             mesh = DeviceMesh.from_group(world.group, device)
             groups = _together(module, names, whole)
@@ -70,7 +72,8 @@ class FullySharded(ShardingStrategy):
                     _call_with_hooks(block)
                     _gather_when_used(block, module)
                 for name, original in here.items():
-                    self._take(original, module.get_parameter(name), places[names[name]], world)
+                    self._take(original, sharded := module.get_parameter(name), places[names[name]], world)
+                    given.watch(names[name], sharded)
                     original.data = original.new_empty(0)  # optimizers and programs may hold on to it
                     del left[name]
             if copies.size > 1:
@@ -180,6 +183,28 @@ def _call_with_hooks(block: torch.nn.Module) -> None:
 
     block.register_forward_pre_hook(note)
     block.forward = forward
+
+
+class _OtherData:
+    """Refuses to run a module whose parameters a program has given other data: FSDP2 goes on with what it holds."""
+
+    def __init__(self) -> None:
+        # by name each parameter, the storage that it shows (none of it is used), and the tensor that it stands for
+        self._known: dict[str, tuple[Any, torch.UntypedStorage, torch.Tensor]] = {}
+
+    def watch(self, name: str, sharded: Any) -> None:
+        self._known[name] = sharded, sharded.untyped_storage(), sharded._local_tensor
+
+    def __call__(self, module: torch.nn.Module, args: Any) -> None:
+        for name, (sharded, storage, local) in self._known.items():
+            if sharded.untyped_storage()._cdata == storage._cdata:
+                continue
+            if sharded._local_tensor is local:
+                raise RuntimeError(
+                    f"parameter {name!r} was given other data (p.data = ...), which sharded parameters do not take: "
+                    "write into them (p.data.copy_(...)), or say shard = 'optimizer'"
+                )
+            self.watch(name, sharded)  # it was moved, by model.to(...) say
 
 
 class _GatheredWhenRead:
