@@ -99,3 +99,25 @@ def test_a_global_batch_after_an_evaluation_is_not_taken_for_a_part() -> None:
     alone = stepped_after_an_evaluation()
     for found in run_ranks(stepped_after_an_evaluation, 2):
         assert found == pytest.approx(alone, rel=1e-12)
+
+
+def predicted_beside_parts_that_share_their_memory() -> list[list[float]]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1).double()
+    trainer = hocket.Trainer(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+    x = torch.randn(16, 4, dtype=torch.float64)
+    batches = list(zip(x.split(8), x.sum(1, keepdim=True).split(8), strict=True))
+    trainer.evaluate(batches)
+    found = [trainer.predict(batches[0])]
+    for batch in trainer.batches(batches):
+        trainer.step(batch)
+        found += [trainer.predict(batch), trainer.predict(batch[0][:, :])]
+    rows = [*((i, i + 4) for i in range(0, 16, 4)), (0, 8), (8, 16), (0, 16)]
+    return [one.flatten().tolist() for one in [*found, *(trainer.predict(x[i:j]) for i, j in rows)]]
+
+
+def test_global_batches_that_share_memory_with_a_rank_s_part_are_whole() -> None:
+    alone = predicted_beside_parts_that_share_their_memory()
+    for found in run_ranks(predicted_beside_parts_that_share_their_memory, 2):
+        for one, other in zip(found, alone, strict=True):
+            assert one == pytest.approx(other, rel=1e-12)

@@ -74,7 +74,33 @@ def losses(plan: Plan | None, kind: type[nn.Module] = ByForward) -> list[float]:
         return [*found, sum(F.cross_entropy(model(x), y).item() for x, y in batches) / len(batches)]
 
 
-KINDS = (ByForward, ByWeight, ByPart)
+class Sharing(nn.Module):
+    def __init__(self, shared: nn.Module) -> None:
+        super().__init__()
+        self.own, self.shared = nn.Linear(8, 8), shared
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(self.own(x) + self.shared(x))
+
+
+class ByAll(nn.Module):
+    """Has a layer inside two of its blocks, a block twice in a list, and a block's part in another list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared, block = nn.Linear(8, 8), Sharing(nn.Linear(8, 8))
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.blocks = nn.ModuleList([Sharing(shared), block, nn.Linear(8, 8), Sharing(shared)])
+        self.again = nn.ModuleList([self.blocks[2], block.shared, self.blocks[2]])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in (*self.blocks, *self.again):
+            x = x + torch.tanh(block(x))
+        return self.last(x)
+
+
+KINDS = (ByForward, ByWeight, ByPart, ByAll)
 PASSES = (1, 3)
 
 
@@ -140,3 +166,42 @@ def losses_in_place(plan: Plan) -> list[float]:
 def test_views_that_are_changed_in_place_lose_no_gradient_and_warn_of_nothing() -> None:
     for rank in run_ranks(losses_in_place, 2, Plan(shard="parameters"), timeout_s=60):
         assert rank == pytest.approx(losses_in_place(Plan()), rel=1e-12)
+
+
+class Squared(nn.Module):
+    """Gives the square of its gradient by its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.inner(x).sum(), x, create_graph=True)[0].square().sum(1)
+
+
+class Clamping(nn.Sequential):
+    """Keeps its weights small by itself."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self[0].weight.clamp_(-0.1, 0.1)
+        return super().forward(x).squeeze(1)
+
+
+def said_of_what_cannot_be_sharded() -> list[str]:
+    said = []
+    for model in (Squared(), Clamping(nn.Linear(4, 8), nn.Linear(8, 1))):
+        trainer = hocket.Trainer(model, F.mse_loss, torch.optim.SGD(model.parameters(), 0.1), Plan(shard="parameters"))
+        with pytest.raises(RuntimeError) as error:
+            trainer.step((torch.randn(8, 4), torch.randn(8)))
+        said.append(str(error.value))
+    return said
+
+
+def test_gradients_of_gradients_and_writes_to_parameters_are_refused() -> None:
+    for squared, clamping in run_ranks(said_of_what_cannot_be_sharded, 2):
+        assert "create_graph=True" in squared
+        assert "say shard = 'gradients'" in squared
+        assert "forward writes to parameter '0.weight'" in clamping

@@ -312,3 +312,59 @@ def test_stages_keep_nothing_of_the_sample() -> None:
     kept = [o for o in gc.get_objects() if type(o) is torch.Tensor and tuple(o.shape) == (13, 7)]
     assert len(stages) == 2
     assert not kept
+
+
+class Counting(nn.Module):
+    """Counts its passes in a buffer where it begins, and uses the number where it ends, or the other way round."""
+
+    def __init__(self, last: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.unused, self.last = nn.Linear(2, 2), last
+        self.register_buffer("passes", torch.zeros(()))
+        self.register_buffer("idle", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.last:
+            x = x * (1 + self.passes)
+        elif self.training:
+            self.passes.add_(1)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        if not self.last:
+            return x / (1 + self.passes)
+        if self.training:
+            self.passes += 1
+        return x
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_buffer_that_one_stage_changes_and_another_uses_is_refused(last: bool) -> None:
+    with pytest.raises(SplitError, match="passes is changed in the forward pass, and stages 0 and 1 use it"):
+        split(Counting(last), 2, torch.randn(4, 4), points=["layers.1"])
+
+
+class Noting(Counting):
+    """Uses what it counts at once; the cut is behind it, wherever the stages would be equal."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.passes.add_(1)
+        x = self.layers[0](x)
+        x = self.layers[1](x) / (1 + self.passes)
+        return self.layers[2](x)
+
+
+def test_a_cut_goes_where_no_stage_changes_what_another_uses() -> None:
+    model = Noting(False)
+    stages = split(model, 2, torch.randn(4, 4), times=[1.0] * 6)
+    assert [name for name in stages[1].names.values() if name.startswith("layers")] == [
+        "layers.2.weight",
+        "layers.2.bias",
+    ]
+
+
+def test_what_no_step_uses_is_the_first_stage_s() -> None:
+    stages = split(Noting(False), 2, torch.randn(4, 4))
+    assert {"unused.weight", "unused.bias", "idle"} <= set(stages[0].names.values())
+    assert not {"unused.weight", "unused.bias", "idle"} & set(stages[1].names.values())

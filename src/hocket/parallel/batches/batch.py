@@ -28,6 +28,7 @@ class Note:
         share: This rank's part of the global batch; None where ranks are not in step (evaluation shards).
         storages: Weak references to the memory of the batch's tensors.
         nbytes: Their sizes.
+        places: Their addresses.
         counted: The weight, where the loss is a mean over something else than samples.
         stated: Whether the program has said so, and not the loss's graph.
     """
@@ -35,6 +36,7 @@ class Note:
     share: BatchShard | None
     storages: tuple[weakref.ref[torch.UntypedStorage], ...] = ()
     nbytes: tuple[int, ...] = ()
+    places: tuple[int, ...] = ()
     counted: float | None = None
     stated: bool = False
 
@@ -53,6 +55,13 @@ class Note:
             if tensor.layout is torch.strided and (whole := places.get(tensor.untyped_storage().data_ptr())):
                 return tensor.numel() * tensor.element_size() / whole
         return 0.0
+
+    def holds(self, inputs: Any) -> bool:
+        """Return whether one of these tensors begins in the memory of the batch's, and not beside it."""
+        rows = zip(self.storages, self.places, self.nbytes, strict=True)
+        places = [range(place, place + nbytes) for one, place, nbytes in rows if one() is not None]
+        given = [tensor for tensor in tensors_in(inputs) if tensor.layout is torch.strided]
+        return any(_place(tensor) in place for tensor in given for place in places)
 
 
 class BatchListener(Protocol):
@@ -81,7 +90,8 @@ def enter(owner: object, share: BatchShard | None, batch: Any, counted: float | 
     storages = tuple(weakref.ref(tensor.untyped_storage()) for tensor in tensors)
     _open.pop(id(owner), None)
     nbytes = tuple(tensor.numel() * tensor.element_size() for tensor in tensors)
-    _last = _open[id(owner)] = Note(share, storages, nbytes, counted, counted is not None)
+    places = tuple(_place(tensor) for tensor in tensors)
+    _last = _open[id(owner)] = Note(share, storages, nbytes, places, counted, counted is not None)
     if share is not None:
         _trained = _last
     for tensor in tensors:
@@ -89,9 +99,13 @@ def enter(owner: object, share: BatchShard | None, batch: Any, counted: float | 
     _tell(_last)
 
 
+def _place(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_meta else tensor.data_ptr()
+
+
 def _remember(tensor: torch.Tensor, note: Note) -> None:
     """Keep a note for as long as a tensor's memory is there: programs may keep batches, and use them later."""
-    key = 0 if tensor.is_meta else tensor.data_ptr()
+    key = _place(tensor)
 
     def forget(reference: weakref.ref[torch.UntypedStorage]) -> None:
         if key in _kept and _kept[key][0] is reference:

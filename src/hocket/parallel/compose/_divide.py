@@ -262,11 +262,17 @@ def _alike(world: World, work: Callable[[], T]) -> T:
     """
     found: Any = None
     failure: str | None = None
-    cause: SplitError | None = None
+    cause: Exception | None = None
     try:
         found = work()
     except SplitError as error:
         failure, cause = str(error), error
+    except Exception as error:  # of a step that cannot be taken by itself: autograd.grad of what is before it, say
+        failure, cause = f"{type(error).__name__}: {error}", error
+        failure = (
+            f"the model cannot be taken apart into steps ({failure}). Keep the code that says so in one submodule, or "
+            "say pipeline_parallel_degree = 1 (data, sharded and tensor parallelism do not split models)"
+        )
     first = next((one for one in world.from_all(failure) if one is not None), None)
     if first is not None:
         raise SplitError(first) from cause

@@ -79,6 +79,7 @@ class LossCheck:
 
     def __init__(self, composition: Composition, form: LossForm) -> None:
         self._composition, self._form = composition, form
+        self._seen: dict[str, tuple[type, str]] | None = None  # of parameters, as a first pass leaves them
         held = [composition.model, *(module for module, _ in composition.modules)]
         known = {id(inner) for one in held for inner in one.modules()}
         used = modules_in(composition.passes.loss_fn)
@@ -103,7 +104,7 @@ class LossCheck:
 
         Raises:
             PlanError: the plan cuts batches, and the loss of a batch does not follow from that of its parts, or the
-                model takes no part of a batch.
+                model takes no part of a batch. Or each pass changes parameters.
         """
         composition = self._composition
         if not self._cuts and composition.mesh["pipeline"].size > 1 and not _alike(part):
@@ -112,6 +113,8 @@ class LossCheck:
         if few is None:
             return False
         modules = [composition.model, *(module for module, _ in composition.modules), *self._outside]
+        if self._cuts:
+            self._refuse_tables(modules)
         with undisturbed(modules), self._exactly():
             found, steady = self._compared(modules, few)
             if isinstance(found, str):
@@ -123,7 +126,49 @@ class LossCheck:
         if self._cuts and any(composition.mesh.whole.from_all(any(map(_keeps_state, modules)))):
             with undisturbed(modules), self._exactly():
                 self._look_at_state(modules, few, steady=steady)
+        before, after = self._seen or {}, self._parameters()
+        mine = [name for name, one in before.items() if one[0] is after[name][0] and one != after[name]]
+        if changed := sorted({name for names in composition.mesh.whole.from_all(mine) for name in names}):
+            named = changed[0] if len(changed) == 1 else f"{changed[0]} and {len(changed) - 1} more"
+            rule = f"each forward pass changes {named}, and more are made than one a step (this check is one)"
+            raise PlanError("the model cannot be trained so:", [PlanFinding("model", rule, _CHANGE)])
         return True
+
+    def _refuse_tables(self, modules: Sequence[torch.nn.Module]) -> None:
+        """Refuse tables that look at all rows of a whole batch, or whose gradients ranks cannot average."""
+        several = self._composition.mesh["data"].size > 1
+        for name, one in (row for module in modules for row in module.named_modules()):
+            if not isinstance(one, torch.nn.Embedding | torch.nn.EmbeddingBag) or hasattr(one, "exchange"):
+                continue
+            trained = one.weight.requires_grad
+            what = (
+                "max_norm" if one.max_norm is not None else "scale_grad_by_freq" * (one.scale_grad_by_freq and trained)
+            )
+            rule, remedy = f"{name} has {what}, which goes by all rows that a batch looks up", _WHOLE
+            if one.sparse and trained and several and not what:
+                rule, remedy = f"{name} has sparse gradients, and ranks average dense ones only", "say sparse=False"
+            elif not what:
+                continue
+            finding = PlanFinding("model", f"{rule}. This plan cuts batches ({', '.join(self._cuts)})", remedy)
+            raise PlanError("the plan does not train as one process:", [finding])
+
+    def _parameters(self) -> dict[str, tuple[type, str]]:
+        """Return what tells whether parameters have been changed; and whether they were shards, or gathered.
+
+        Where a step has several passes it is also told whether what is not trained was written to: the teacher may be
+        equal to the student yet.
+        """
+        several = len(self._cuts) > (self._composition.mesh["data"].size > 1)
+        rows = [(p, names[name]) for one, names in self._composition.modules for name, p in one.named_parameters()]
+        rows += [(p, f"loss_fn.{name}") for one in self._outside for name, p in one.named_parameters()]
+        found = {}
+        for p, name in rows:
+            local: torch.Tensor = p.to_local() if hasattr(p, "to_local") else p
+            if not local.is_meta and local.layout is torch.strided:
+                total = local.detach().sum(dtype=torch.complex128 if local.is_complex() else torch.float64)
+                written = (p._version, p.data_ptr()) if several and local is p and not p.requires_grad else ()
+                found[name] = type(p), f"{total.item()} {written}"
+        return found
 
     def _exactly(self) -> AbstractContextManager[None]:
         """Open a block in full precision, but for pipelines, whose messages must be alike."""
@@ -195,6 +240,7 @@ class LossCheck:
                 with undisturbed(modules):
                     torch.manual_seed(0)
                     first = judge.measured(0, few.samples)
+                    self._seen = self._seen or self._parameters()
                     same = agrees(1, first)
             except Exception as caught:  # what is no mere matter of the mode will be met in the step itself
                 same, error = False, _said(caught)
@@ -237,11 +283,15 @@ class LossCheck:
             notes.append("parts of a batch are weighted by what their loss divides by, as its graph says")
 
 
+_WHOLE = "take a plan that does not cut batches: tensor parallelism, a pipeline with micro_batches = 1, or one rank"
+_CHANGE = (
+    "change parameters after trainer.step, or keep what is not trained in buffers (a teacher that follows its student, "
+    "say)"
+)
 _REMEDY = (
     "if it is a mean over something else (tokens, weights), return (sum, count) from loss_fn, or pass loss_weight, "
     'which gives the count for a part of a batch; if it is a sum, say loss_reduction = "sum"; if samples meet in it '
-    "(in-batch negatives, a statistic of the batch), take a plan that does not cut batches: tensor parallelism, a "
-    "pipeline with micro_batches = 1, or one rank"
+    "(in-batch negatives, a statistic of the batch), " + _WHOLE
 )
 
 

@@ -115,13 +115,16 @@ class Predictor:
 
     def _global(self, inputs: Any) -> Any:
         """Return the global inputs, where a loader of `Trainer.batches` has yielded this rank's part of them."""
+        if self._data.size == 1:
+            return inputs
+        # A part of a batch may share its memory with the batch: its place and samples tell, and all ranks must say so.
         note = _batch.current(inputs)
-        share = None if note is None else note.share
-        if note is None or share is None or share.world != self._data.size or self._data.size == 1:
+        share = note.share if note is not None and note.holds(inputs) else None
+        if share is not None and (share.world != self._data.size or Cutter(None).size(inputs) != max(1, share.samples)):
+            share = None
+        if not all(self._data.from_all(share is not None)):
             return inputs
-        memory = {kept.data_ptr() for one in note.storages if (kept := one()) is not None}
-        if not any(tensor.untyped_storage().data_ptr() in memory for tensor in tensors_in(inputs)):
-            return inputs
+        assert share is not None
         everyone = self._data.from_all((share.samples, inputs))
         columns = list(zip(*(tensors_in(part) for samples, part in everyone if samples), strict=True))
         size = max(1, everyone[0][0])

@@ -42,6 +42,7 @@ class FullySharded(ShardingStrategy):
 
         super().__init__()
         self._sharded: list[tuple[torch.nn.Parameter, Owned]] = []
+        self._gathered: list[tuple[Any, str]] = []  # FSDP2's parameters, with the model's names
         self._reductions: list[OverlappedReduceScatter] = []
         self._ahead: list[ForwardPrefetch] = []
         self._averages: list[AverageOfCopies] = []
@@ -71,6 +72,10 @@ class FullySharded(ShardingStrategy):
                 for block in group if group != [module] else ():
                     _call_with_hooks(block)
                     _gather_when_used(block, module)
+                gathered = group[0]._get_fsdp_state()._fsdp_param_group  # type: ignore[operator]
+                known = {id(module.get_parameter(name)): names[name] for name in here}
+                for one in () if gathered is None else gathered.fsdp_params:
+                    self._gathered.append((one, known[id(one.sharded_param)]))
                 for name, original in here.items():
                     self._take(original, sharded := module.get_parameter(name), places[names[name]], world)
                     given.watch(names[name], sharded)
@@ -123,7 +128,21 @@ class FullySharded(ShardingStrategy):
                 )
         for average in self._averages:
             average.last = last
-        yield
+        try:
+            yield
+        except RuntimeError as error:
+            if "storage of size 0" not in str(error):
+                raise
+            raise RuntimeError(
+                "back-propagation needs parameters of a block whose back-propagation is over, as gradients of "
+                "gradients do (create_graph=True), and shard = 'parameters' has let them go: say shard = 'gradients'"
+            ) from error
+        for parameter, name in self._gathered:
+            if (whole := getattr(parameter, "_unsharded_param", None)) is not None and whole._version:
+                raise RuntimeError(
+                    f"the model's forward writes to parameter {name!r}, which is lost when shard = 'parameters' lets "
+                    "go of it: write to it between steps, or say shard = 'gradients'"
+                )
 
     def adding(self) -> AbstractContextManager[None]:
         """See ShardingStrategy."""
@@ -260,7 +279,11 @@ def _without_views(_: torch.nn.Module, __: Any, output: Any) -> Any:
 def _together(module: torch.nn.Module, names: Mapping[str, str], whole: Sequence[str]) -> list[list[torch.nn.Module]]:
     """Return the blocks of a module, those in one list that come from one block of the model."""
     found: dict[str, list[torch.nn.Module]] = {}
-    for name, block in blocks(module):
+    rows = blocks(module)
+    holders = Counter(id(p) for _, block in rows for p in block.parameters())
+    for name, block in rows:
+        if any(holders[id(p)] > 1 for p in block.parameters()):
+            continue  # a part that is in other blocks, too: it is held with the module
         first = names[f"{name}.{next(iter(block.named_parameters()))[0]}"]
         key = next((one for one in whole if first.startswith(f"{one}.")), first)
         found.setdefault(key, []).append(block)
@@ -278,7 +301,7 @@ def blocks(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     names: dict[int, str] = {id(module): name for name, module in model.named_modules()}
     found: list[torch.nn.Module] = []
     _descend(model, found)
-    return [(names[id(module)], module) for module in found if _owns_parameters(module, uses)]
+    return [(names[id(module)], module) for module in dict.fromkeys(found) if _owns_parameters(module, uses)]
 
 
 def _descend(module: torch.nn.Module, found: list[torch.nn.Module]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -82,10 +83,11 @@ def build(traced: Traced, begins: Sequence[int], seconds: Sequence[float] = ()) 
     forms = [(traced, _Cutting(traced, begins))]
     if traced.other is not None:
         forms.append((traced.other, _Cutting(traced.other, _aligned(traced, begins, traced.other))))
-    modules = [
-        _Holder(traced.model, {form.training: cutting.parts[s].graph for form, cutting in forms})
-        for s in range(len(begins) + 1)
-    ]
+    graphs = [{form.training: cutting.parts[s].graph for form, cutting in forms} for s in range(len(begins) + 1)]
+    used = {id(one) for graph in graphs for one in _tensors(_Holder(traced.model, graph))}
+    # What no step uses is the first stage's, so that checkpoints have it.
+    unused = [name for key, name in names.items() if key not in used]
+    modules = [_Holder(traced.model, one, () if s else unused) for s, one in enumerate(graphs)]
     held = [{names[id(p)] for p in module.parameters()} for module in modules]
     fixed = not any(_loose(form, {name for cut in cutting.between for name in cut.values}) for form, cutting in forms)
     holders = Counter(name for mine in held for name in mine)
@@ -131,6 +133,24 @@ class _Cutting:
         ]
 
 
+def changed(traced: Traced) -> dict[str, tuple[int, int]]:
+    """Return the parameters and buffers that steps are seen to change, with the first and last step that use each."""
+    names = canonical_names(traced.model)
+    sources = {node.name: node for node in traced.graph.nodes if node.op == "get_attr"}
+    uses: dict[str, list[int]] = {}
+    for i, node in enumerate(traced.steps):
+        for one in (*node.all_input_nodes, node):
+            # What has changed a buffer is what later code has read from it.
+            for source in {one.name, *one.meta.get("changes", ())} & sources.keys():
+                uses.setdefault(source, []).append(i)
+    found: dict[str, tuple[int, int]] = {}
+    for source in sorted({source for node in traced.steps for source in node.meta["changes"] if source in sources}):
+        name = names.get(id(attribute(traced.model, str(sources[source].target))))
+        if name is not None:
+            found[name] = min(uses[source]), max(uses[source])
+    return found
+
+
 def _loose(traced: Traced, crossing: set[str]) -> bool:
     """Return whether the shape of something that crosses a cut depends on the numbers in tensors, or may."""
     loose: set[fx.Node] = set()
@@ -146,7 +166,7 @@ def _aligned(traced: Traced, begins: Sequence[int], other: Traced) -> list[int]:
     marks = _marks(traced)
     found: list[int] = []
     for begin in begins:
-        at = next((places[mark] for mark in marks[begin:] if mark in places), len(other.steps))
+        at = next((places[mark] for mark in marks[begin:] if mark in places), len(other.steps) - 1)
         found.append(max(at, found[-1] if found else 0))
     return found
 
@@ -248,14 +268,15 @@ def _sources(nodes: Iterable[fx.Node]) -> Iterable[fx.Node]:
 class _Holder(torch.nn.Module):
     """The user's submodules and Parameters under the model's own names, and the order in which to use them."""
 
-    def __init__(self, model: torch.nn.Module, graphs: dict[bool, fx.Graph]) -> None:
+    def __init__(self, model: torch.nn.Module, graphs: dict[bool, fx.Graph], besides: Iterable[str] = ()) -> None:
         super().__init__()
         self._graphs = graphs
         self._cut = False  # whether functions use parameters that ranks have parts of
         nodes = [node for graph in graphs.values() for node in graph.nodes]
         # In the order of use, which is every rank's: that of a set is not, and parameters are reduced in theirs.
         targets = dict.fromkeys(str(node.target) for node in nodes if node.op in ("call_module", "get_attr"))
-        for target in sorted(targets, key=lambda one: one.count(".")):  # a module before what is inside it
+        # A module before what is inside it.
+        for target in (*sorted(targets, key=lambda one: one.count(".")), *besides):
             home: torch.nn.Module = self
             *parents, leaf = target.split(".")
             for name in parents:
@@ -325,6 +346,10 @@ def order_digest(stages: Sequence[Stage]) -> str:
     steps = [stage.module.said() for stage in stages if isinstance(stage.module, _Holder)]
     crossing = [(stage.takes, stage.gives, stage.inputs) for stage in stages]
     return hashlib.sha256(repr((steps, crossing)).encode()).hexdigest()
+
+
+def _tensors(module: torch.nn.Module) -> Iterable[torch.Tensor]:
+    return itertools.chain(module.parameters(), module.buffers())
 
 
 def canonical_names(model: torch.nn.Module) -> dict[int, str]:

@@ -16,12 +16,13 @@ from hocket.workload.division import unchanged
 from ..mesh import World
 from . import _micro, _verify
 from ._measure import Times, measured
-from ._partition import build, cuts, holding
+from ._partition import build, changed, cuts, holding
 from ._settled import SettledAttributes
 from ._stage import Stage
 from ._trace import SplitError, Traced, traced_in_both_modes
 
 _MOST: Final = 0.7  # of a model in one stage: more is hardly a pipeline
+_NEVER: Final = 1 << 50  # bytes: where stages would have copies of what one of them changes
 
 
 def split(
@@ -80,10 +81,24 @@ def split(
         )
         stages = build(traced, begins, seconds)
         fewest, written = _verify.compare(model, stages, sample, cut=cut) if verify else (1, ())
+        forms = [one for one in (traced, traced.other) if one is not None]
+        _refuse_changed_elsewhere(stages, {*written, *(name for one in forms for name in changed(one))})
         traced.forget()
     settled = SettledAttributes(model, [*traced.whole, *(traced.other.whole if traced.other else ())])
     told = {"outline": _micro.outline(sample), "fewest": fewest, "written": written, "settled": settled}
     return [replace(stage, **told) for stage in stages]
+
+
+def _refuse_changed_elsewhere(stages: Sequence[Stage], names: set[str]) -> None:
+    """Refuse that a stage changes what others have copies of, parameters or buffers of these names."""
+    for name in sorted(names):
+        homes = [str(stage.index) for stage in stages if name in stage.names.values()]
+        if len(homes) > 1:
+            raise SplitError(
+                f"{name} is changed in the forward pass, and stages {' and '.join(homes)} use it: each has a copy of "
+                "its own, and would not see what another does to it. Have all code that uses it in one stage, by "
+                "split= (names of modules that begin a stage), or plan with data or tensor parallelism"
+            )
 
 
 def unbalanced(stages: Sequence[Stage]) -> str:
@@ -131,6 +146,9 @@ def _balanced(
         if len(seconds) != len(traced.steps):
             raise SplitError(f"{len(seconds)} times were given for the {len(traced.steps)} steps of the model")
         crossing = [cut.nbytes for cut in cuts(traced)]
+        for first, last in changed(traced).values():
+            for i in range(first + 1, last + 1):
+                crossing[i] += _NEVER
         begins = balance(
             seconds,
             n_stages,

@@ -1,0 +1,112 @@
+"""Models that no check of their loss may run, or whose passes of a part leave something else, are refused by name."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hocket
+from hocket.planner import Plan, PlanError
+from hocket.testing import run_ranks
+
+
+class Student(nn.Module):
+    """BYOL in small: a teacher follows its student in each forward pass in training."""
+
+    def __init__(self, *, alike: bool = False, data: bool = False) -> None:
+        super().__init__()
+        self.student, self.data = nn.Linear(4, 4), data
+        self.teacher = (copy.deepcopy(self.student) if alike else nn.Linear(4, 4)).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            with torch.no_grad():
+                for teacher, student in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                    if self.data:
+                        teacher.data = teacher.data * 0.9 + student.data * 0.1
+                    else:
+                        teacher.lerp_(student, 0.1)
+        return self.student(x) - self.teacher(x)
+
+
+class Clamped(nn.Linear):
+    """Writes to its weight, the same whatever the samples are."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(-0.2, 0.2)
+        return super().forward(x)
+
+
+def table(**fields: Any) -> nn.Module:
+    return nn.Sequential(nn.Embedding(12, 4, **fields), nn.Flatten())
+
+
+def said(model: nn.Module, plan: Plan, *, words: bool = False) -> str | list[float]:
+    """The losses, or the error."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randint(12, (3, 8, 1), generator=generator) if words else torch.randn(3, 8, 4, generator=generator)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    trainer = hocket.Trainer(model, F.mse_loss, torch.optim.SGD(trained, 0.1), plan, sample=x[0])
+    try:
+        return [float(trainer.step((one, torch.ones(8, 4)))) for one in x]
+    except PlanError as error:
+        return str(error)
+
+
+def all_said() -> dict[str, str | list[float]]:
+    torch.manual_seed(0)
+    divided, twice = Plan(tensor_parallel_degree=2), Plan(accumulate=2)
+    return {
+        "data": said(Student(), Plan()),
+        "set": said(Student(data=True), Plan()),
+        "tensor": said(Student(), divided),
+        "sharded": said(Student(), Plan(shard="parameters")),
+        "alike": said(Student(alike=True), Plan()),
+        "alike, twice": said(Student(alike=True), twice),
+        "clamped": said(Clamped(4, 4), twice),
+        "norm": said(table(max_norm=1.0), Plan(), words=True),
+        "norm, whole": said(table(max_norm=1.0), divided, words=True),
+        "often": said(table(scale_grad_by_freq=True), Plan(), words=True),
+        "sparse": said(table(sparse=True), Plan(shard="parameters"), words=True),
+    }
+
+
+def test_models_that_change_parameters_in_each_pass_and_tables_of_whole_batches_are_refused() -> None:
+    alone = all_said_alone()
+    for found in run_ranks(all_said, 2):
+        for name in ("data", "set", "tensor", "sharded", "alike, twice"):
+            assert "each forward pass changes teacher.bias" in found[name], name
+        assert "0 has max_norm, which goes by all rows" in found["norm"]
+        assert "0 has scale_grad_by_freq" in found["often"]
+        assert "say sparse=False" in found["sparse"]
+        for name in ("alike", "clamped", "norm, whole"):
+            assert torch.allclose(torch.tensor(found[name]), torch.tensor(alone[name]), rtol=1e-5), name
+
+
+def all_said_alone() -> dict[str, Any]:
+    """What one process loses by a loop of its own."""
+    torch.manual_seed(0)
+    losses: dict[str, Any] = {}
+    makers = {
+        "data": Student, "set": Student, "tensor": Student, "sharded": Student, "alike": lambda: Student(alike=True),
+        "alike, twice": lambda: Student(alike=True), "clamped": lambda: Clamped(4, 4), "norm": table,
+        "norm, whole": lambda: table(max_norm=1.0),
+    }  # fmt: skip
+    for name, make in makers.items():
+        model, generator = make(), torch.Generator().manual_seed(1)
+        words = name.startswith("norm")
+        x = torch.randint(12, (3, 8, 1), generator=generator) if words else torch.randn(3, 8, 4, generator=generator)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
+        losses[name] = []
+        for one in x:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(one), torch.ones(8, 4))
+            loss.backward()
+            optimizer.step()
+            losses[name].append(loss.item())
+    return losses
