@@ -153,6 +153,12 @@ class Batches(keras.utils.PyDataset):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.x, self.y = vectors(43)
+        self.epochs = 0
+
+    def on_epoch_end(self) -> None:
+        self.epochs += 1
+        order = np.random.default_rng(self.epochs).permutation(len(self.x))
+        self.x, self.y = self.x[order], self.y[order]
 
     def __len__(self) -> int:
         return 5
@@ -237,16 +243,36 @@ def a_step_of_the_user_s_own(wrap: Wrap) -> dict[str, Any]:
             error.backward()
             with torch.no_grad():
                 self.optimizer.apply([v.value.grad for v in self.trainable_weights], self.trainable_weights)
-            return {"error": error}
+            for metric in self.metrics:
+                if metric.name != "loss":
+                    metric.update_state(y, self(x))
+            # a metric of several; the model's tracker of the loss, which was not told
+            return {"error": error, "loss": error, **{m.name: m.result() for m in self.metrics if m.name != "loss"}}
 
     keras.utils.set_random_seed(4)
     model = wrap(Own())
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
-    x, y = vectors(40)
-    history: list[Any] = []
-    seen = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: history.append(logs["error"]))
-    model.fit(x, y, batch_size=10, epochs=2, verbose=0, callbacks=[seen])
-    return {"weights": model.get_weights(), "evaluation": model.evaluate(x, y, verbose=0)}
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"])
+    x, y = vectors(43)
+    fitted = model.fit(x, y, batch_size=10, epochs=2, verbose=0)
+    return {
+        "history": fitted.history,
+        "weights": model.get_weights(),
+        "evaluation": model.evaluate(x, y, verbose=0),
+    }
+
+
+@case
+def a_loss_of_the_user_s_own(wrap: Wrap) -> dict[str, Any]:
+    class Own(keras.Sequential):
+        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any, **__: Any) -> Any:
+            return ops.mean(ops.square(y - y_pred))
+
+    x, y = vectors(43)
+    keras.utils.set_random_seed(4)
+    model = wrap(Own([keras.Input((x.shape[1],)), layers.Dense(3, activation="tanh"), layers.Dense(1)]))
+    model.compile("adam", "mse")
+    fitted = model.fit(x, y, batch_size=10, epochs=3, verbose=0, validation_data=(x, y))
+    return {"history": fitted.history, "weights": model.get_weights()}
 
 
 @case

@@ -520,6 +520,24 @@ def gradients_put_by_hand() -> Pairs:
     return [(grads(model), [g + 2.0 for g in by_hand(inner, inputs(0))])]
 
 
+def gradients_given_other_memory() -> Pairs:
+    inner = small()
+    model = hocket.distribute(inner)[0]
+    found: Pairs = []
+    for step, keep in enumerate((True, False, True)):
+        for p in model.parameters():
+            if keep and p.grad is not None:
+                p.grad.zero_()
+            elif not keep:
+                p.grad = None
+        model(inputs(step)).square().mean().backward()
+        found.append((grads(model), by_hand(inner, inputs(step))))
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad.data = p.grad.data * 2
+    return found
+
+
 def backward_left_by_an_exception() -> Pairs:
     class Trap(torch.autograd.Function):
         @staticmethod
@@ -628,6 +646,7 @@ AGAINST_HAND: dict[str, Callable[[], Pairs]] = {
         gradient_penalty,
         kept_gradients_keep_their_values,
         gradients_put_by_hand,
+        gradients_given_other_memory,
         backward_left_by_an_exception,
         backward_twice_through_one_graph,
         forwards_then_backwards,

@@ -61,6 +61,19 @@ def masked(output: Tensor, target: Tensor) -> Tensor:
     return (torch.logsumexp(output, -1) * mask).sum() * (1.0 / mask.sum().double())
 
 
+def guarded(output: Tensor, target: Tensor) -> Tensor:
+    """A mean over some samples, of which a part of a batch may have none."""
+    kept = (target[:, :1] % 5 == 1) & (target >= 0)
+    each = F.cross_entropy(*flat(output, target), reduction="none").view_as(target)
+    return (each * kept).sum() / kept.sum().clamp(min=1)
+
+
+def skipped(output: Tensor, target: Tensor) -> Tensor:
+    """The same by a branch."""
+    kept = (target[:, :1] % 5 == 1) & (target >= 0)
+    return F.cross_entropy(output[kept], target[kept]) if kept.any() else (output * 0).sum()
+
+
 def contrastive(output: Tensor, _: Tensor) -> Tensor:
     rows = output.mean(1)
     return F.cross_entropy(rows @ rows.T, torch.arange(len(rows)))
@@ -79,6 +92,8 @@ LOSSES: dict[str, Callable[[Any, Any], Any]] = {
     "weighted": lambda o, t: F.cross_entropy(*flat(o, t), weight=weights(o), label_smoothing=0.1),
     "divided": lambda o, t: F.cross_entropy(*flat(o, t), reduction="sum") / (t != -100).sum(),
     "masked": masked,
+    "guarded": guarded,
+    "skipped": skipped,
     "pair": lambda o, t: (F.cross_entropy(*flat(o, t), reduction="sum"), (t != -100).sum()),
     "told": lambda o, t: torch.exp(torch.log(F.cross_entropy(*flat(o, t)))),
     "sum": lambda o, t: F.cross_entropy(*flat(o, t), reduction="sum"),

@@ -34,16 +34,19 @@ class StateBroadcast:
     # --- building ---------------------------------------------------------------------------------------------------
 
     def build(self, data: Any, steps: int | None) -> None:
-        """Make Keras build what is not built yet, by a batch of `data`, a data adapter."""
-        iterator = _private.TorchEpochIterator(x=data, steps_per_epoch=steps)
-        self.build_with(iterator=iterator)
-        iterator.reset()
+        """Make Keras build what is not built yet, by a batch of `data`, a data adapter; Keras' verbs rewind it."""
+        self.build_with(iterator=_private.TorchEpochIterator(x=data, steps_per_epoch=steps))
 
     def build_with(self, **kwargs: Any) -> None:
-        """Build by arguments of Keras' own method; an optimizer that is to be sharded is left out."""
-        optimizer = getattr(self.model, "optimizer", None)
+        """Build by arguments of Keras' own method; an optimizer that is to be sharded is left out.
+
+        Keras' verb does not do so a second time, which would take another batch, and random numbers, where a
+        `compute_loss` of the program's own leaves Keras' loss unbuilt for ever.
+        """
+        model, optimizer = self.model, getattr(self.model, "optimizer", None)
         with unbuilt(optimizer) if self._shards_optimizer and optimizer is not None else nullcontext():
-            self.model._symbolic_build(**kwargs)
+            type(model)._symbolic_build(model, **kwargs)
+        model.__dict__["_symbolic_build"] = lambda **_: model.__dict__.pop("_symbolic_build", None)
 
     def shard_optimizer(self) -> None:
         """Shard the optimizer's state over ranks, if that is wanted and not so yet; a collective operation."""

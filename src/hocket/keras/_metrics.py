@@ -89,21 +89,23 @@ class MetricSums:
         self._local: dict[str, list[torch.Tensor]] = {}  # sums of this rank alone, in training and in evaluation
 
     def step(
-        self, work: Callable[[], dict[str, Any]], share: BatchShard, metric_names: Callable[[], set[str]], phase: str
-    ) -> dict[str, float]:
+        self, work: Callable[[], dict[str, Any]], share: BatchShard, results: Callable[[], dict[str, Any]], phase: str
+    ) -> dict[str, Any]:
         """Run `work` and add up over ranks what it adds to the metrics; a collective operation.
 
-        `metric_names` tells the names of logs that are metrics; others are averaged over samples. `phase` is "train" or
-        "test".
+        `results` gives those of the metrics, by name. `phase` is "train" or "test".
 
         Returns:
-            The logs that are no metrics.
+            The logs that `work` has given, over all ranks: what metrics say, and means over samples of the others.
         """
         states = [variable.value.detach() for variable in self._variables]
         before = [state.clone() for state in states]
         for state in states:
             state.zero_()
-        logs = work()
+        # A step of the program's own may give a metric of several, which Keras takes apart at the end of an epoch.
+        given = [one if isinstance(one, dict) else {name: one} for name, one in work().items()]
+        logs = {name: _tensor(value) for some in given for name, value in some.items()}
+        own = {name: _tensor(value) for name, value in results().items()}
         if not share.samples:  # a sample that is here to keep step
             for state in states:
                 state.zero_()
@@ -111,20 +113,24 @@ class MetricSums:
             self._local[phase] = [state.new_zeros(state.shape) for state in states]
         for local, state in zip(self._local[phase], states, strict=True):
             local.add_(state)
-        names = sorted(set(logs) - metric_names())
-        values = [_number(logs[name]) * share.samples if share.samples else 0.0 for name in names]
+        names = sorted(logs)
+        others = [name not in own or not _equal(logs[name], own[name]) for name in names]
+        numbers = [float(logs[n]) if o or logs[n].numel() == 1 else 0.0 for n, o in zip(names, others, strict=True)]
+        values = [one * share.samples if share.samples else 0.0 for one in numbers]
         mark = zlib.crc32(torch.get_rng_state().numpy().tobytes()) & 0xFFFF
-        tail = torch.tensor([*values, mark, mark * mark], dtype=torch.float64, device=self._world.device)
+        tail = torch.tensor([*values, *others, mark, mark * mark], dtype=torch.float64, device=self._world.device)
         flat = torch.cat([*(state.reshape(-1).to(tail) for state in states), tail])
         if self._world.size > 1:
             with comm.label("keras metrics"):
                 dist.all_reduce(flat, group=self._world.group)
         for state, earlier, part in zip(states, before, views_like(flat[: -len(tail)], states), strict=True):
             state.copy_((earlier.double() + part.to(state.device)).to(state.dtype))
-        *sums, marks, squares = flat[-len(tail) :].tolist()
+        *told, marks, squares = flat[-len(tail) :].tolist()
         if self._world.size * squares != marks * marks:
             torch.set_rng_state(self._world.from_root(torch.get_rng_state()))
-        return {name: total / share.total for name, total in zip(names, sums, strict=True)}
+        found = results()
+        each = zip(names, told[: len(names)], told[len(names) :], strict=True)
+        return {name: total / share.total if other else found[name] for name, total, other in each}
 
     def follow(self, root: int, world: World, others: list[Any]) -> None:
         """Take what a rank that has done steps has in the metrics, on ranks that have not; a collective operation.
@@ -159,5 +165,9 @@ class MetricSums:
         return found
 
 
-def _number(value: Any) -> float:
-    return float(value.detach() if isinstance(value, torch.Tensor) else value)
+def _tensor(value: Any) -> torch.Tensor:
+    return torch.as_tensor(getattr(value, "value", value)).detach().double()  # of a tensor, a number or a variable
+
+
+def _equal(value: torch.Tensor, other: torch.Tensor) -> bool:
+    return value.shape == other.shape and bool(torch.isclose(value, other, rtol=0, atol=0, equal_nan=True).all())

@@ -290,6 +290,7 @@ class Model:
         data = self._to_judge(x, None, None, batch_size, steps)
         if not self.model.built:
             self._broadcast.build(data, steps)
+            data.on_epoch_end()
         self._broadcast.align_once()
         with self._steps.installed(training=False):
             return self.model.predict(

@@ -107,9 +107,9 @@ class PipelinedSteps(Steps):
                     return self._work(batch, x, y, sample_weight, share, scale)
 
                 results = model.get_metrics_result
-                others: dict[str, float] = {}
+                others: dict[str, Any] = {}
                 if engine.last:
-                    others = tally.step(work, share, lambda: set(results()), phase)
+                    others = tally.step(work, share, results, phase)
                 else:
                     work()
                 tally.follow(self._mesh["pipeline"].size - 1, self._mesh["pipeline"], self._unsummed)

@@ -59,6 +59,7 @@ class Steps:
         """Open a block in which the model's steps are those of all ranks together."""
         if self._alone:
             yield
+            self.model.__dict__.pop("_symbolic_build", None)
             return
         model = self.model
         for make in (model.make_train_function, model.make_test_function, model.make_predict_function):
@@ -87,7 +88,7 @@ class Steps:
     def _restore(self, plain: dict[str, Any], losses: list[str]) -> None:
         for name, function in plain.items():
             setattr(self.model, name, function)
-        for name in losses:
+        for name in (*losses, "_symbolic_build"):
             self.model.__dict__.pop(name, None)
         self._yielded = self._working = None
 
@@ -149,9 +150,7 @@ class Steps:
                 if share is None:
                     return plain(data)
                 assert self.tally is not None
-                results = self.model.get_metrics_result
-                others = self.tally.step(lambda: plain(data), share, lambda: set(results()), phase)
-                return {**results(), **others}
+                return self.tally.step(lambda: plain(data), share, self.model.get_metrics_result, phase)
 
         return step
 

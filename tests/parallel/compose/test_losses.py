@@ -72,6 +72,8 @@ def test_loops_of_their_own_weigh_what_the_loss_divides_by(ranks: int) -> None:
         "sum",
         "inside",
         "mixed",
+        "guarded",
+        "skipped",
         "contrastive",
         "root",
     ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
@@ -22,11 +24,11 @@ class NormWithActivation(nn.BatchNorm2d):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert self.num_batches_tracked is not None
-        assert self.momentum is not None
+        momentum = 0.1 if self.momentum is None else self.momentum
         if self.training:
             self.num_batches_tracked.add_(1)
         statistics = self.running_mean, self.running_var
-        return F.relu(F.batch_norm(x, *statistics, self.weight, self.bias, self.training, self.momentum, self.eps))
+        return F.relu(F.batch_norm(x, *statistics, self.weight, self.bias, self.training, momentum, self.eps))
 
 
 def setting(samples: int) -> tuple[nn.Module, TensorDataset, torch.optim.Optimizer]:
@@ -155,3 +157,29 @@ def test_statistics_can_be_those_of_small_groups_of_ranks(on_four: list[Any]) ->
 def test_without_synchronisation_the_losses_are_others(on_four: list[Any]) -> None:
     _, found = on_four[0]
     assert found[0] != pytest.approx(plain(16)[0], rel=1e-3)
+
+
+def averaged_weights(shared: bool) -> list[list[float]]:
+    """Statistics of averaged weights, of batches that ranks share or that each has alone, as buffers."""
+    model, data, optimizer = setting(20)
+    loader: Any = DataLoader(data, batch_size=BATCH, shuffle=True)
+    distributed, optimizer, parts = hocket.distribute(model, optimizer, loader, sync_batch_norm=True)
+    averages = AveragedModel(distributed)
+    for x, y in parts:
+        optimizer.zero_grad()
+        F.cross_entropy(distributed(x), y).backward()
+        optimizer.step()
+        averages.update_parameters(distributed)
+    update_bn(parts if shared else DataLoader(data, batch_size=BATCH), averages)
+    assert [type(one) for one in pickle.loads(pickle.dumps(model)).modules()] == [
+        type(m) for m in setting(1)[0].modules()
+    ]
+    return statistics(averages.module)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_averaged_weights_get_the_statistics_of_whole_batches(shared: bool) -> None:
+    (expected,) = run_ranks(averaged_weights, 1, shared)
+    for found in run_ranks(averaged_weights, 2, shared):
+        for here, there in zip(found, expected, strict=True):
+            assert here == pytest.approx(there, rel=1e-11)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hocket.comm import torch_adapter
 from hocket.parallel.batches import divisors
-from hocket.parallel.data._coupling import samples_meet, sums_of_samples
+from hocket.parallel.data._coupling import samples_meet, samples_paired, sums_of_samples
 
 
 @given(samples=st.integers(2, 6), each=st.integers(1, 9), stacked=st.booleans())
@@ -66,6 +66,38 @@ def test_a_mean_over_what_is_not_left_out_tells_what_it_divides_by(
     mean: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     assert _said(mean) == ("", (3.0,))
+
+
+@pytest.mark.parametrize(
+    ("loss", "divisor"),
+    [
+        (lambda rows, none: (rows * none).sum() / none.sum().clamp(min=1), 0.0),
+        (lambda rows, none: (rows * none).sum() / max(1, int(none.sum())), 0.0),
+        (lambda rows, none: rows.masked_fill(none == 0, 0).sum() / (none.sum() + 1e-8), 0.0),
+        (lambda rows, none: torch.where(none > 0, rows, 0.0).sum() / none.sum().clamp(min=1), 0.0),
+        (lambda rows, none: rows[none > 0].sum() / none.sum().clamp(min=1), 0.0),
+        (lambda rows, none: torch.nan_to_num(rows[none > 0].mean()), 0.0),
+        (lambda rows, none: rows.sum() * 0, 0.0),
+        (lambda rows, none: (rows * 0).sum(), 0.0),
+        (lambda rows, none: (rows * none).sum() / len(rows), 4.0),
+        (lambda rows, none: (rows[:1] * none[:1]).sum() / len(rows[:1]), 1.0),
+        (lambda rows, none: (rows - 9).relu().sum() / torch.tensor(1.0), 1.0),
+    ],
+)
+def test_where_all_is_left_out_a_loss_counts_nothing(
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], divisor: float
+) -> None:
+    assert _said(lambda rows: loss(rows, torch.zeros_like(rows))) == ("", (divisor,))
+
+
+def test_samples_meet_in_a_quotient_by_a_sum_that_is_constant() -> None:
+    logits = torch.rand(4, 3, dtype=torch.float64, requires_grad=True) * 1.0
+    made, right = torch_adapter.graph_marks([logits]), logits.softmax(1)
+    target = torch.eye(4, 3, dtype=torch.float64)
+    assert samples_paired(1 - (right * target).sum() / (right.sum() + 1), made, 4)
+    assert not samples_paired((1 - (right * target).sum(1) / (right.sum(1) + 1)).mean(), made, 4)
+    each = [1 - (a * b).sum() / (a.sum() + 1) for a, b in zip(right, target, strict=True)]
+    assert not samples_paired(torch.stack(each).mean(), made, 4)
 
 
 def test_a_sum_times_a_small_number_is_told_from_a_mean() -> None:

@@ -4,7 +4,18 @@ from ._batch_shard import BatchShard, fingerprint
 from ._counts import AgreedCount, TensorCount, possible_counts
 from ._cut import BatchPart, BatchSplitter, Cutter, Keywords
 from ._loader import DistributedLoader, ShardedLoader, SharedLoader
-from ._loss_form import SAME_VALUES, SUMS, LossForm, LossTally, MeasuredLoss, Reduction, batch_of, divisors, number
+from ._loss_form import (
+    SAME_VALUES,
+    SUMS,
+    LossForm,
+    LossTally,
+    MeasuredLoss,
+    Reduction,
+    batch_of,
+    divisors,
+    is_empty,
+    number,
+)
 from ._rng import RandomStream, RngStates, mix, restored
 from ._samples import Key, RankSampler, SeededDataset, each
 from ._totals import average, total
@@ -42,6 +53,7 @@ __all__ = [
     "expected_size",
     "fingerprint",
     "inner_loader",
+    "is_empty",
     "mapped",
     "mix",
     "number",

@@ -156,6 +156,7 @@ SAME_VALUES = (
     "Clone",
     "Expand",
     "Permute",
+    "NanToNum",
 )
 SUMS = ("SumBackward0", "SumBackward1", "NansumBackward0", "NansumBackward1", "DotBackward0", "VdotBackward0")
 """Sums where the result is a scalar, also of products: `losses.sum(0)`, `losses @ mask`."""
@@ -167,17 +168,22 @@ _DEPTH = 64
 def divisors(loss: torch.Tensor) -> tuple[float, ...]:
     """Return what each term of a loss divides by: labels that are not ignored, their weights, elements of a mean.
 
-    The graph of automatic differentiation has kept it. () where some term is of a form that is not known here.
+    The graph of automatic differentiation has kept it. () where some term is of a form that is not known here. A loss
+    of which nothing counts, as everything is masked, has one that divides by 0.
     """
     found: list[float] = []
-    if loss.grad_fn is None or not _collect(loss.grad_fn, found, _DEPTH):
+    if loss.grad_fn is None:  # perhaps a zero that the program has made
+        return (0.0,) if loss.requires_grad and not bool(loss.any()) else ()
+    if is_empty(loss.grad_fn):
+        return (0.0,)
+    if not _collect(loss.grad_fn, found, _DEPTH):
         return ()
     return () if any(one < 0 for one in found) else tuple(found)
 
 
 def _collect(node: Any, found: list[float], depth: int) -> bool:
     """Add the counts of the terms below a node; return whether all were known."""
-    kind = node.name().removesuffix("0").removesuffix("1").removesuffix("Backward")
+    kind = _kind(node)
     below = [next_node for next_node, _ in node.next_functions if next_node is not None]
     if not depth:
         return False
@@ -190,7 +196,8 @@ def _collect(node: Any, found: list[float], depth: int) -> bool:
         if not _collect(below[0], terms, depth - 1):
             return False
         divisor = node._saved_other
-        found += [abs(float(divisor)) if one == _SUM else one for one in terms]
+        empty = terms == [_SUM] and float(divisor) <= 1 and is_empty(below[0], divisor)
+        found += [(0.0 if empty else abs(float(divisor))) if one == _SUM else one for one in terms]
         return not isinstance(divisor, torch.Tensor) or divisor.numel() == 1
     if kind in ("NllLoss", "NllLoss2D"):
         found.append({1: lambda: float(node._saved_total_weight), 2: lambda: _SUM}.get(node._saved_reduction, _no)())
@@ -203,6 +210,42 @@ def _collect(node: Any, found: list[float], depth: int) -> bool:
     else:
         return False
     return found[-1] != _UNKNOWN
+
+
+def _kind(node: Any) -> str:
+    name: str = node.name()
+    return name.rstrip("01").removesuffix("Backward")
+
+
+def is_empty(node: Any, divisor: torch.Tensor | None = None) -> bool:
+    """Return whether all that is summed is masked or ignored, and what it is divided by is then no count.
+
+    A program divides by `mask.sum().clamp(min=1)`, say. A number may be `len(batch)` where there is one sample.
+    """
+    scalar = torch.int16 if divisor is None or not divisor.is_floating_point() else torch.float16
+    probe = torch.zeros((), dtype=scalar)
+    no_count = divisor is None or torch.result_type(probe, divisor) != scalar  # no number of Python
+    while node is not None:
+        kind, below = _kind(node), [one for one, _ in node.next_functions]
+        sizes = tuple(getattr(node, "_saved_self_sym_sizes", ()))
+        no_count |= sizes[:1] > (1,)
+        kept: Any = None
+        if kind in ("NllLoss", "NllLoss2D"):
+            ignored = (node._saved_ignore_index + 2**63) % 2**64 - 2**63
+            kept = node._saved_target != ignored
+        elif kind in ("Mul", "Dot") and None in below:
+            found = (getattr(node, f"_saved_{name}", None) for name in ("other", "tensor", "self"))
+            kept = next((one for one in found if isinstance(one, torch.Tensor)), None)
+        elif kind in ("MaskedFill", "MaskedSelect"):
+            kept = ~node._saved_mask if kind == "MaskedFill" else node._saved_mask
+        elif kind == "Where" and None in below:
+            kept = node._saved_condition if below[0] is not None else ~node._saved_condition
+        elif kind not in ("Sum", "Nansum", *SAME_VALUES):
+            return False
+        if 0 in sizes or (kept is not None and not bool(kept.any())):
+            return no_count or (kept is not None and kept.shape[:1] > (1,))
+        node = next((one for one in below if one is not None), None)
+    return False
 
 
 _UNKNOWN = -2.0
@@ -226,17 +269,21 @@ class LossTally:
         device: Where the sums are kept.
 
     Attributes:
-        sums: Of weighted losses, counts, parts, and parts that are not weighted as the form says.
+        sums: Of weighted losses, counts, parts, parts that are not weighted as the form says, and losses that are 0
+            and count nothing.
     """
 
     def __init__(self, form: LossForm, device: torch.device | None = None) -> None:
-        self.sums = torch.zeros(4, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(5, dtype=torch.float64, device=device)
         self._form = form
 
     def add(self, measured: MeasuredLoss) -> None:
         """Add a part that counts."""
+        loss = measured.loss.detach().to(self.sums)
         if measured.weight:
-            self.sums[0] += measured.loss.detach().to(self.sums) * measured.weight
+            self.sums[0] += loss * measured.weight
+        else:
+            self.sums[4] += loss == 0
         form, odd = self._form, False
         if form.kind == "graph" and not measured.paired and measured.weight:
             first = measured.terms[0] if measured.terms else 0.0
@@ -245,7 +292,7 @@ class LossTally:
                 for one, ratio in zip(measured.terms, form.ratios, strict=True)
             )
             odd = not same
-        self.sums[1:] += torch.tensor([measured.count, 1.0, float(odd)], dtype=torch.float64).to(self.sums)
+        self.sums[1:4] += torch.tensor([measured.count, 1.0, float(odd)], dtype=torch.float64).to(self.sums)
 
     def mean(self) -> tuple[torch.Tensor, float]:
         """Return the loss, and the count that it was divided by: 1 for a sum.
@@ -255,7 +302,7 @@ class LossTally:
         """
         if self._form.kind == "sum":
             return self.sums[0], 1.0
-        _, count, parts, odd = self.sums.tolist()
+        _, count, parts, odd, zeros = self.sums.tolist()
         if odd and (odd < parts or len(self._form.ratios) > 1):
             raise RuntimeError(
                 f"the loss of {odd:.0f} of {parts:.0f} parts of this batch does not divide by what that of earlier "
@@ -267,4 +314,4 @@ class LossTally:
                 "tensors of the batch that gave the same count of what the loss divides by in the first batch differ "
                 "in this one: say which it is with loss_weight, or return (sum, count) from loss_fn"
             )
-        return self.sums[0] / count if count else torch.full_like(self.sums[0], torch.nan), count
+        return self.sums[0] / count if count else torch.full_like(self.sums[0], 0.0 if zeros else torch.nan), count

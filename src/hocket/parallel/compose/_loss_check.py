@@ -55,6 +55,7 @@ class _Verdict:
         counter: That explains the loss.
         problem: Why the plan does not give the loss of one process; "" if it does.
         inside: Whether the model computes the loss; None if that is not known.
+        empty: Whether nothing of these samples counts in the loss, so that others must tell.
     """
 
     kind: str = ""
@@ -63,6 +64,7 @@ class _Verdict:
     counter: AgreedCount | None = None
     problem: str = ""
     inside: bool | None = None
+    empty: bool = False
 
 
 class LossCheck:
@@ -96,7 +98,7 @@ class LossCheck:
         ]
 
     def run(self, part: BatchPart, batch: BatchPart | None = None) -> bool:
-        """Compare, and return whether there were samples enough for it; a collective operation.
+        """Compare, and return whether there were samples enough that count for it; a collective operation.
 
         Args:
             part: This rank's part of the first batch.
@@ -121,6 +123,8 @@ class LossCheck:
                 found = self._whole_alone(modules, few, batch, found)
         verdicts = composition.mesh.whole.from_all(found)
         verdict = next((one for one in verdicts if one is not None), None)
+        if verdict is not None and verdict.empty:
+            return False
         if verdict is not None:
             self._follow(verdict)
         if self._cuts and any(composition.mesh.whole.from_all(any(map(_keeps_state, modules)))):
@@ -361,6 +365,8 @@ class _Judge:
         values = [one.value for one in (whole, *sum(parts, []))]
         if not all(map(math.isfinite, values)):
             return None
+        if whole.terms and not any(whole.terms):
+            return _Verdict(empty=True)
         form = self._form
         samples = [[b - a for a, b in itertools.pairwise(one)] for one in cuts]
         stated = [[one.count for one in some] for some in parts]

@@ -15,7 +15,7 @@ from hocket.schedule import ScheduleError
 from ..data import has_own_hooks, is_nonlinear
 from ..mesh import Mesh
 from ..pipeline import Pipeline
-from ..state import check_elementwise
+from ..state import check_elementwise, updates_meet
 
 
 def check_arguments(model: Any, optimizer: Any, plan: Plan) -> None:
@@ -32,6 +32,14 @@ def check_arguments(model: Any, optimizer: Any, plan: Plan) -> None:
         check_elementwise(optimizer)
     elif plan.embeddings != "replicated":
         check_elementwise(optimizer, rows=True)
+    elif plan.pipeline_parallel_degree > 1 and not hasattr(optimizer, "bind_norms") and updates_meet(optimizer):
+        rule = (
+            f"a rank has the gradients of its stage alone, and {type(optimizer).__name__}'s update of a parameter "
+            "depends on those of others (it clips by their norm, say, or makes one estimate of all)"
+        )
+        raise _refusal(
+            "pipeline_parallel_degree", rule, "clip by clip_norm in the plan, or take a plan of data parallelism"
+        )
     if plan.priority:
         _check_priority(model, optimizer)
     check_carried_out(plan)

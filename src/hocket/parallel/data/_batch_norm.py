@@ -1,5 +1,6 @@
 """Batch norm whose statistics are those of the samples of several ranks, and buffers kept as rank 0 has them."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,16 +33,18 @@ class _Normalise(torch.autograd.Function):
         shape = [1, -1] + [1] * (x.ndim - 2)
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         count = x.numel() / x.shape[1] if counts else 0.0
-        sums = torch.zeros(1 + 2 * x.shape[1], dtype=torch.float64, device=x.device)
+        sums = torch.zeros(3 + 2 * x.shape[1], dtype=torch.float64, device=x.device)
         if count:
             variance, mean = torch.var_mean(wide, axes, correction=0)
             mean, variance = mean.double(), variance.double()
             sums[0] = count
-            sums[1:] = count * torch.cat([mean, variance + mean.square()])
+            sums[1] = count + mean.dot(torch.linspace(1, 2, len(mean), dtype=torch.float64, device=x.device))
+            sums[2] = sums[1].square()
+            sums[3:] = count * torch.cat([mean, variance + mean.square()])
         with comm.label("batch norm"):
             world.all_reduce(sums)
-        total = sums[0]
-        mean, square = (sums[1:] / total).chunk(2)
+        total, mark, square_mark = sums[:3]
+        mean, square = (sums[3:] / total).chunk(2)
         variance = (square - mean.square()).clamp_(min=0.0)
         scale = torch.rsqrt(variance + eps).to(wide.dtype)
         centred = (wide - mean.to(wide.dtype).view(shape)) * scale.view(shape)
@@ -52,7 +55,9 @@ class _Normalise(torch.autograd.Function):
             out = out * weight.view(shape)
         if bias is not None:
             out = out + bias.view(shape)
-        mean, variance, total = mean.clone(), variance.clone(), total.clone()
+        # A batch that all ranks have alone, undivided, is as many samples as one of them has.
+        alike = (mark.square() - world.size * square_mark).abs() <= 1e-12 * mark.square()
+        mean, variance, total = mean.clone(), variance.clone(), torch.where(alike, total / world.size, total)
         ctx.mark_non_differentiable(mean, variance, total)
         return out.to(x.dtype), mean, variance, total
 
@@ -97,10 +102,21 @@ class SynchronisedBatchNorm(_BatchNorm):
     """Batch norm over the samples of all ranks of a group; made of the user's module by `synchronise`.
 
     It holds the same parameters and buffers under the same names. In evaluation it is the plain one. Its running
-    statistics are the same on all ranks of the group, so they need not be sent.
+    statistics are the same on all ranks of the group, so they need not be sent. A copy (for averaged weights, say) is
+    one over the same ranks, a pickle one of the user's module.
     """
 
     world: World
+    _own: type[_BatchNorm]  # the class of the user's module
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        twin.__dict__.update(copy.deepcopy({**self.__dict__, "world": None}, memo), world=self.world)
+        return twin
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        state = {name: one for name, one in self.__dict__.items() if name not in ("world", "_own")}
+        return object.__new__, (self._own,), state
 
     def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002
         if input.ndim < 2:
@@ -148,8 +164,6 @@ class _SynchronisedSubclass(SynchronisedBatchNorm):
 
     timm's batch norm with an activation is such a class.
     """
-
-    _own: type[_BatchNorm]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute what the user's class does."""
@@ -213,11 +227,11 @@ def synchronise(model: nn.Module, world: World) -> list[str]:
     for name, module in model.named_modules():
         if world.size == 1 or not isinstance(module, _BatchNorm) or isinstance(module, nn.SyncBatchNorm):
             continue
-        if type(module) in _PLAIN:
-            module.__class__ = SynchronisedBatchNorm
-        elif not isinstance(module, SynchronisedBatchNorm):
+        if not isinstance(module, SynchronisedBatchNorm):
             own = type(module)
-            module.__class__ = type(f"Synchronised{own.__name__}", (_SynchronisedSubclass, own), {"_own": own})
+            named = type(f"Synchronised{own.__name__}", (_SynchronisedSubclass, own), {})
+            module.__class__ = SynchronisedBatchNorm if own in _PLAIN else named
+            module._own = own
         module.world = world  # type: ignore[assignment]
         changed.append(name)
     return changed

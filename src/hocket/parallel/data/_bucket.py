@@ -87,7 +87,13 @@ class Bucket:
         return flat[offset : offset + numel].as_strided(shape, strides)
 
     def view(self, slot: int) -> torch.Tensor:
-        """Return the gradient in `slot`: the same tensor object at each call."""
+        """Return the gradient in `slot`: the same tensor object at each call, unless it was given other memory.
+
+        So it is by a program that says `parameter.grad.data = ...`.
+        """
+        offset = self.places[slot].offset * self.dtype.itemsize
+        if self._views[slot].data_ptr() not in (0, self.flat.data_ptr() + offset):
+            self._views[slot] = self._make_view(slot)
         return self._views[slot]
 
     def writable(self, slot: int) -> torch.Tensor:
@@ -99,8 +105,7 @@ class Bucket:
         if self._count_holders(slot) > self._holders:
             kept = self._views[slot]
             kept.data = kept.detach().clone()
-            self._views[slot] = self._make_view(slot)
-        return self._views[slot]
+        return self.view(slot)
 
     def _make_view(self, slot: int) -> torch.Tensor:
         return self.cut(self.flat, slot)

@@ -8,7 +8,7 @@ import torch
 
 from hocket.comm import torch_adapter
 
-from ..batches import SAME_VALUES, SUMS
+from ..batches import SAME_VALUES, SUMS, is_empty
 
 _MEET = 1e-5
 """Relative to a sample's own second derivative; that by another sample is zero to the bit where they do not meet."""
@@ -64,15 +64,24 @@ def outputs_apart(passes: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor
 
 
 def samples_paired(loss: torch.Tensor, made: set[int], samples: int) -> bool:
-    """Return whether a loss has the distances of all pairs of samples, of which torch has no second derivative.
+    """Return whether samples meet in a loss where torch has no second derivative of it, or that is zero.
+
+    So it is of the distances of all pairs of samples; and of a quotient by a sum over samples that is constant, as the
+    sum of all probabilities (a Dice loss).
 
     Args:
         loss: A scalar.
         made: Places in the graph of the model's outputs.
         samples: How many there are.
     """
-    for node in _behind(loss, made) if samples > 1 else ():
+    nodes = list(_behind(loss.grad_fn, made)) if samples > 1 else []
+    apart = any(_kind(one) in ("Select", "Unbind", "Split", "SplitWithSizes") for one in nodes)  # sample by sample
+    for node in nodes:
         below = [one for one, _ in node.next_functions]
+        if _kind(node) == "Div" and None not in below and not apart:
+            sums = [one for one in _behind(below[1], made) if _kind(one) == "Sum" and _over_samples(one, samples)]
+            if any(_sizes(one)[0] == samples and torch_adapter.reaches(one, made) for one in sums):
+                return True
         if "Cdist" in node.name() and all(torch_adapter.reaches(one, made) for one in below if one is not None):
             sizes = [one.shape[-2] for one in (node._saved_x1, node._saved_x2)]
             if sizes[0] == sizes[1] == samples and None not in below:
@@ -103,7 +112,7 @@ def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal
     small: Literal["", "small"] = ""
     for node, factor, divisor in _sums(loss):
         features = _kind(node) in ("Dot", "Vdot") and math.prod(_sizes(node)) % max(1, samples)
-        if divisor or features or not torch_adapter.reaches(node, made):
+        if divisor or features or is_empty(node) or not torch_adapter.reaches(node, made):
             continue
         if factor * samples <= 1.001:
             means = (samples, math.prod(_sizes(node)))
@@ -133,16 +142,16 @@ def samples_compete(loss: torch.Tensor, made: set[int], samples: int) -> str:
         made: Places in the graph of the model's outputs; what the model does inside is not looked at.
         samples: How many there are.
     """
-    for node in _behind(loss, made):
+    for node in _behind(loss.grad_fn, made):
         kind = _kind(node)
         if kind in _RANKING and _over_samples(node, samples) and torch_adapter.reaches(node, made):
             return kind.lower()
     return ""
 
 
-def _behind(loss: torch.Tensor, made: set[int]) -> Iterator[Any]:
-    """Yield the operators that make a loss of the model's outputs, whose places in the graph are `made`; each once."""
-    todo, seen = [loss.grad_fn], set[Any]()
+def _behind(root: Any, made: set[int]) -> Iterator[Any]:
+    """Yield the operators from the root, of a loss say, to the model's outputs, whose places are `made`; each once."""
+    todo, seen = [root], set[Any]()
     while todo:
         node = todo.pop()
         if node is None or node in seen or node._sequence_nr() in made:

@@ -211,8 +211,12 @@ class LossWeights:
         """
         scale = sum(one * (1 + i / 7) for i, one in enumerate(scales))
         counts = torch.zeros(_TERMS, dtype=torch.float64)
-        counts[: len(terms)] = torch.tensor(terms if samples else [0.0] * len(terms), dtype=torch.float64)
-        known = torch.tensor([float(len(terms)), float(len(terms) ** 2), float(len(terms) > 0)], dtype=torch.float64)
+        # Where nothing counts, the loss may be of another form: that of others holds.
+        votes = float(samples > 0 and any(terms))
+        if votes:
+            counts[: len(terms)] = torch.tensor(terms, dtype=torch.float64)
+        size = len(terms) * votes
+        known = torch.tensor([size, size * size, float(not samples or len(terms) > 0), votes], dtype=torch.float64)
         said = torch.tensor([scale, scale * scale, float(scale != 0), float(wrong)], dtype=torch.float64)
         mine = torch.cat([counts, counts.square(), counts * counts[0], known, said, self._marks.numbers()])
         sums = mine.to(self._world.device)
@@ -223,10 +227,10 @@ class LossWeights:
         sums = sums[: -ReplicaMarks.SIZE]
         self._check_scales(sums[-4:].tolist(), scales)
         sums = sums[:-4]
-        totals, squares, products = sums[:-3].view(3, _TERMS)
-        number, number_squared, all_known = sums[-3:].tolist()
+        totals, squares, products = sums[:-4].view(3, _TERMS)
+        number, number_squared, all_known, voters = sums[-4:].tolist()
         world = self._world.size
-        if all_known < world or number**2 != world * number_squared or not totals[0]:
+        if all_known < world or number**2 != voters * number_squared or not totals[0]:
             return None
         # The counts of two terms are in proportion on all ranks if and only if Cauchy and Schwarz's bound is reached.
         if not torch.allclose(products.square(), squares * squares[0], rtol=1e-4):

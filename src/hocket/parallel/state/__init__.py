@@ -13,7 +13,7 @@ from ._broadcast import (
 from ._deferred import Deferred, deferred, is_deferred, made_of
 from ._manifest import CheckpointError, alike
 from ._norms import WholeNorms, clip
-from ._owned import Owned, check_elementwise, shard_optimizer
+from ._owned import Owned, check_elementwise, shard_optimizer, updates_meet
 from ._shards import DimSegment, FlatRange, ParameterPlacement, ShardBox, TensorShard, memory_order
 from .memory import StateBytes, give_back, process_memory
 from .sources import IncompatibleKeys, export_checkpoint, read_state_dict, verify_checkpoint
@@ -53,4 +53,5 @@ __all__ = [
     "read_state_dict",
     "shard_optimizer",
     "verify_checkpoint",
+    "updates_meet",
 ]

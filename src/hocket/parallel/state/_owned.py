@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,33 @@ def check_elementwise(optimizer: Any, *, rows: bool = False) -> None:
             "elementwise = True if it does, or "
             'choose a plan with shard = "none" and no tensor parallelism'
         )
+
+
+def updates_meet(optimizer: Any) -> bool:
+    """Return whether an optimizer's update of a parameter depends on others' gradients, as through a norm over all.
+
+    A copy with made-up parameters takes two steps, and two more with larger gradients of every second parameter. Where
+    that fails (a closure is wanted, an attribute is not copied) nothing is found.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def stepped(factor: float) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        toys = [torch.nn.Parameter(torch.rand([min(size, 3) for size in p.shape], dtype=p.dtype)) for p in parameters]
+        twin = copy.deepcopy(optimizer, {id(p): toy for p, toy in zip(parameters, toys, strict=True)})
+        twin.state.clear()
+        for _ in range(2):
+            for i, toy in enumerate(toys):
+                toy.grad = torch.rand_like(toy) * (factor if i % 2 else 1.0)
+            twin.step()
+        return [toy.detach() for toy in toys[::2]]
+
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        try:
+            pairs = zip(stepped(1.0), stepped(1000.0), strict=True)
+            return any(not torch.allclose(one, other, rtol=1e-4, equal_nan=True) for one, other in pairs)
+        except Exception:
+            return False
 
 
 def shard_optimizer(optimizer: Any, owned: Sequence[Owned], kept: Collection[torch.nn.Parameter]) -> None:
