@@ -18,8 +18,10 @@ from hocket.cluster import Cluster
 from hocket.schedule import Collective
 from hocket.simulate import StepGraph, simulate_step
 
-MOST_RANKS = 128
-"""Up to so many the routes are looked at: some milliseconds for each shape of a group."""
+MOST_RANKS, MOST_MEASURED = 1024, 128
+"""Up to so many the routes are looked at: some milliseconds for each shape of a group. Of clusters that say what is
+reached up to fewer: what meets on their links is in that.
+"""
 
 
 _MOST_TRANSFERS = 4096

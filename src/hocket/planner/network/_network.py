@@ -20,7 +20,7 @@ from hocket.schedule import Collective
 
 from ._balance import Link
 from ._constants import Constants
-from ._contention import MOST_RANKS, Contention, StageMessages, marks
+from ._contention import MOST_MEASURED, MOST_RANKS, Contention, StageMessages, marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ class Network:
 
     @functools.cached_property
     def _contention(self) -> Contention | None:
-        if self.routed is None or self.world > MOST_RANKS:
+        if self.routed is None or self.world > (MOST_MEASURED if self.reached else MOST_RANKS):
             return None
         own = network_of(self.routed)
         changed = any(getattr(self, name) != getattr(own, name) for name in _RATES)

@@ -4,12 +4,14 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from hocket.cluster import Cluster
 from hocket.workload import Layer, Operation, Workload
 
 from .._findings import PlanError, PlanFinding
 from ..fits import ScalingFit
-from ..network import Constants, Network, network_of
+from ..network import MOST_RANKS, Constants, Network, network_of
 from ..plan import Plan
 from ..step import Prediction, in_precision, predict
 
@@ -118,8 +120,9 @@ def scaling_curves(
     Raises:
         PlanError: a what-if is unknown, or the plan cannot be timed.
     """
-    # What-ifs change rates; routes are left out of all curves, so that curves differ by what is changed alone.
-    network = dataclasses.replace(network_of(cluster), routed=None)
+    network = network_of(cluster)
+    if max(workers) > MOST_RANKS:  # points of one curve are alike in whether routes are looked at
+        network = dataclasses.replace(network, routed=None)
     constants = constants or Constants.of(network.reached)
     workload = in_precision(plan or Plan(), workload)
     found = []
@@ -162,17 +165,23 @@ def _changed(
             dataclasses.replace(constants, in_network=True),
         )
     if name == "double-network":
-        return (
-            workload,
-            dataclasses.replace(network, host_Bps=2 * network.host_Bps, rank_Bps=2 * network.rank_Bps),
-            constants,
-        )
+        return workload, _doubled(network), constants
     if name == "bigraph":
-        return workload, dataclasses.replace(network, host_Bps=network.local * network.rank_Bps), constants
+        return workload, dataclasses.replace(network, host_Bps=network.local * network.rank_Bps, routed=None), constants
     if name == "fp16":
         return _halved(workload, network), network, constants
     rule = f"there is no what-if {name!r}"
     raise PlanError("nothing to predict:", [PlanFinding("what-if", rule, f"there are {', '.join(WHAT_IFS)}")])
+
+
+def _doubled(network: Network) -> Network:
+    """Return the wires with twice the bandwidth between hosts; on the routes, too, where those say what is reached."""
+    cluster = network.routed
+    if cluster is None or network.reached:
+        return dataclasses.replace(network, host_Bps=2 * network.host_Bps, rank_Bps=2 * network.rank_Bps)
+    here, there = cluster.hosts[cluster.link_tail], cluster.hosts[cluster.link_head]
+    times = np.where((here < 0) | (here != there), 2.0, 1.0)
+    return Network.of(dataclasses.replace(cluster, capacity_Bps=times * cluster.capacity_Bps))
 
 
 def _halved(workload: Workload, network: Network) -> Workload:
