@@ -69,6 +69,16 @@ def test_a_curve_says_of_a_tapered_network_what_a_prediction_does(workers: int) 
     assert steps["sharp"] < steps["as it is"] > steps["bigraph"]
 
 
+def test_no_what_if_is_slower_than_what_there_is() -> None:
+    # Two devices of one socket have a better way than neighbours of two, which the least of all links knows only.
+    where = cluster.load("rails:hosts=4,spines=2,server=eflops,bandwidth=100Gbit/s")
+    counts = [1, 2, 3, 4, 6, 8, 12, 16]
+    first, *others = scaling_curves(chain(), where, counts, batch_per_worker=1, what_ifs=list(WHAT_IFS))
+    for one in others:
+        for before, after in zip(first.points, one.points, strict=True):
+            assert after.throughput >= before.throughput * (1 - 1e-9), (one.name, before.workers)
+
+
 def test_beyond_so_many_workers_routes_are_left_out_of_a_whole_curve_and_that_is_said() -> None:
     where = cluster.load(TAPERED.format(80))
     unrouted = dataclasses.replace(Network.of(where), routed=None)
