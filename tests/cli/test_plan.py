@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -409,8 +410,9 @@ def test_curves_with_what_ifs_cost_and_a_plot(capsys: Captured, tmp_path: Path) 
         assert f"{name}: " in said
     assert "cost per 1,000" in said
     assert picture.read_text().startswith("<svg")
-    found = run_json(capsys, *words)
-    assert [point["workers"] for point in found["curves"][0]["points"]] == [1, 8, 64]  # type: ignore[index]
+    points: Any = run_json(capsys, *words, "--price", "2")["curves"][0]["points"]  # type: ignore[index]
+    assert [point["workers"] for point in points] == [1, 8, 64]
+    assert points[0]["cost_per_1000"] == pytest.approx(points[0]["worker_s_per_1000"] * 2 / 3600)
 
 
 def test_a_column_of_one_host_is_fitted_and_has_nothing_to_say_of_several(capsys: Captured, tmp_path: Path) -> None:

@@ -143,6 +143,23 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         cluster.load("star:hosts")
 
 
+UNEVEN = "".join(
+    f'[[nodes]]\nname = "h{host}d{device}"\nkind = "device"\nhost = "h{host}"\n{{{2 * host + device}}}'
+    f'[[links]]\nends = ["h{host}d{device}", "s"]\nbandwidth = "1 GB/s"\n'
+    for host, device in ((0, 0), (0, 1), (1, 0), (1, 1))
+)
+
+
+def test_nodes_that_say_so_have_no_rank_and_hosts_of_unlike_numbers_are_named() -> None:
+    text = '[[nodes]]\nname = "s"\nkind = "switch"\n' + UNEVEN
+    no = "rank = false\n"
+    assert cluster.from_toml(text.format("", no, "", no)).ranks_per_host() == 1
+    with pytest.raises(ClusterError, match="h1 holds 1 and h0 2; plans want as many ranks on each host"):
+        cluster.from_toml(text.format("", "", "", no)).ranks_per_host()
+    only = cluster.from_toml(text.format("rank = true\n", "", "", ""))
+    assert [only.node_names[node] for node in only.ranks] == ["h0d0"]
+
+
 def test_links_may_differ_by_direction() -> None:
     described = cluster.from_toml(TWO + 'latency = "1 us"\nback_bandwidth = "2 GB/s"\nback_latency = "3 us"\n')
     assert described.capacity_Bps.tolist() == [1e9, 2e9]

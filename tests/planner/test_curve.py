@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from xml.etree import ElementTree
 
 import pytest
@@ -14,9 +15,11 @@ from hocket.planner import (
     Plan,
     PlanError,
     ScalingFit,
+    assumptions,
     check_run,
     curve_of_fit,
     curves_svg,
+    predict,
     scaling_curves,
     search,
     step_graph,
@@ -46,7 +49,47 @@ def test_what_ifs_help_as_much_as_they_should() -> None:
     assert exposed["double-network"] == pytest.approx(transfer / 2 - hidden, rel=0.02)
     assert exposed["fp16"] == pytest.approx(transfer / 2 - hidden, rel=0.02)
     assert exposed["sharp"] == pytest.approx(40e6 / 125e6 / 0.95 - hidden, rel=0.02)
-    assert exposed["bigraph"] == exposed["as it is"]  # a host has one device and one port
+    assert exposed["bigraph"] == pytest.approx(exposed["as it is"])  # a host has one device and one port
+
+
+TAPERED = "leafspine:leaves={},ports=4,taper=4,routing=shortest,bandwidth=1Gbit/s,server.ranks=4"
+
+
+@pytest.mark.parametrize("workers", [32, 256])
+def test_a_curve_says_of_a_tapered_network_what_a_prediction_does(workers: int) -> None:
+    # Curves had left out what meets on links, and predictions of more than 128 workers: up to 14 times too fast.
+    where = cluster.load(TAPERED.format(32))
+    curves = scaling_curves(chain(), where, [workers], batch_per_worker=1, what_ifs=list(WHAT_IFS), constants=PLAIN)
+    steps = {one.name: workers / one.points[0].throughput for one in curves}
+    asked = {"workers": workers, "batch": workers, "constants": PLAIN}
+    assert steps["as it is"] == pytest.approx(predict(Plan(), chain(), where, **asked).step_s)
+    for name in ("fp16", "double-network"):  # half the bytes, or twice the rate
+        gradients = {one.name: one.points[0].parts["gradients"] for one in curves}
+        assert gradients[name] == pytest.approx(gradients["as it is"] / 2, rel=0.1)
+    assert steps["sharp"] < steps["as it is"] > steps["bigraph"]
+
+
+def test_no_what_if_is_slower_than_what_there_is() -> None:
+    # Two devices of one socket have a better way than neighbours of two, which the least of all links knows only.
+    where = cluster.load("rails:hosts=4,spines=2,server=eflops,bandwidth=100Gbit/s")
+    counts = [1, 2, 3, 4, 6, 8, 12, 16]
+    first, *others = scaling_curves(chain(), where, counts, batch_per_worker=1, what_ifs=list(WHAT_IFS))
+    for one in others:
+        for before, after in zip(first.points, one.points, strict=True):
+            assert after.throughput >= before.throughput * (1 - 1e-9), (one.name, before.workers)
+
+
+def test_beyond_so_many_workers_routes_are_left_out_of_a_whole_curve_and_that_is_said() -> None:
+    where = cluster.load(TAPERED.format(80))
+    unrouted = dataclasses.replace(Network.of(where), routed=None)
+    for counts, like in (([64], where), ([64, 1280], unrouted)):
+        (curve,) = scaling_curves(chain(), where, counts, batch_per_worker=1, constants=PLAIN)
+        found = predict(Plan(), chain(), like, workers=64, batch=64, constants=PLAIN)
+        assert curve.points[0].throughput == pytest.approx(found.throughput)
+    for workers, said in ((64, False), (1280, True)):
+        found = predict(Plan(), chain(), where, workers=workers, batch=workers, constants=PLAIN)
+        rows = {name: value for name, value, _ in assumptions(found, Network.of(where), precision="float32")}
+        assert ("routes of 1280 workers are not looked at" in rows.get("between switches", "")) == said
 
 
 def test_efficiency_falls_and_the_verdict_says_where_and_why() -> None:

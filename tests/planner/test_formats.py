@@ -165,6 +165,16 @@ def test_half_of_32_bits_runs_in_16() -> None:
     assert after.throughput > 1.3 * before.throughput
 
 
+@pytest.mark.parametrize("spec", ["closet", "lassen"])
+def test_half_of_32_bits_is_no_slower_where_products_in_16_are_not_faster(spec: str) -> None:
+    # What cuDNN turns for matrix units had been turned there, where there are none.
+    model = nn.Sequential(*(nn.Conv2d(64, 64, 3, padding=1) for _ in range(3))).to("meta")
+    workload = capture(model, torch.empty(8, 64, 32, 32, device="meta"), degrees=())
+    curves = scaling_curves(workload, cluster.load(spec), [1], batch_per_worker=8, what_ifs=("fp16",))
+    before, after = (curve.points[0].throughput for curve in curves)
+    assert before <= after < 1.2 * before
+
+
 def test_the_update_of_a_captured_model_goes_over_its_tensors_kernel_by_kernel() -> None:
     model, sample = nn.Linear(1024, 1024).to("meta"), torch.empty(8, 1024, device="meta")
     for optimizer, passes in (("sgd", 3), ("momentum", 8), ("adam", 20)):

@@ -81,6 +81,9 @@ def test_the_explanation_names_the_faster_plan_and_the_margin() -> None:
     assert f"Predictions within {NEAR:.0%} of each other cannot be told apart" in text
     assert f"The runner-up is {found.ranked[0].plan.describe()}" in text
     assert "It is predicted to be" in text
+    first = dataclasses.replace(found.ranked[0], parts=found.best.parts)
+    equal = dataclasses.replace(found, ranked=(first, *found.ranked[1:]))
+    assert "It is predicted to be as fast. Predictions within" in explain(equal)
     rows = plan_rows(found)
     assert rows[0]["why not"] == "chosen"
     assert "faster, which is within the prediction's error, and less simple" in rows[1]["why not"]

@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from hocket.workload import Exchange, Workload, WorkloadError, capture, parse
 
@@ -62,6 +63,26 @@ def test_every_layer_is_timed_both_ways(captured: Workload) -> None:
     assert captured.optimizer_s > 0
     assert all(0 <= layer.fixed_share <= 1 for layer in captured.layers)
     assert parse(str(captured)) == captured
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_is_checkpointed_and_runs_again_is_timed_as_part_of_the_backward_pass(reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(64, 64)
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 64)) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=reentrant)
+            return x
+
+    found = capture(Checkpointed(), torch.rand(256, 64), degrees=())
+    assert all(layer.forward_s > 0 for layer in found.layers)
+    assert found.backward_s > found.forward_s  # which has the forward pass of the blocks, too
+    assert parse(str(found)) == found
 
 
 def test_a_cut_inside_a_skip_carries_the_skipped_tensor_too() -> None:

@@ -86,7 +86,7 @@ def predict(
     if as_json:
         print_json({"target": target, "cluster": where.name, "fits": {n: _fit(f) for n, f in fits.items()},
                     "level": LEVEL, "assumptions": taken}
-                   | {"curves": [_curve(one, columns) for one in curves]})  # fmt: skip
+                   | {"curves": [_curve(one, columns, price) for one in curves]})  # fmt: skip
         return
     for name, fit in fits.items():
         typer.echo(f"{name}, fitted: " + "; ".join(f"{label} {value}" for label, value in fit.table()))
@@ -174,18 +174,23 @@ def _show(curve: "Curve", said: dict[int, float], unit: str, price: float | None
     head += f" {'TFLOP/s':>8} {'MFU':>6}" if with_mfu else ""
     typer.echo(head + ("  measured" if said else "") + "  lost to")
     for point in curve.points:
-        spent = point.worker_seconds * (price / 3600 if price is not None else 1)
-        within = " to ".join(f"{rate:,.4g}" for rate in point.interval)
-        row = f"{point.workers:>9} {point.throughput:>14,.4g} {within:>19} {point.efficiency:>11.1%} {spent:>19,.4g}"
+        spent = _number(point.worker_seconds * (price / 3600 if price is not None else 1))
+        within = " to ".join(_number(rate) for rate in point.interval)
+        rate = _number(point.throughput)
+        row = f"{point.workers:>9} {rate:>14} {within:>19} {point.efficiency:>11.1%} {spent:>19}"
         row += f" {point.flops_per_worker / 1e12:>8.4g} {point.mfu:>6.1%}" if with_mfu else ""
         if said:
-            rate = said.get(point.workers)
-            row += f"  {rate:g} ({point.throughput / rate - 1:+.1%})" if rate else "  -"
+            told = said.get(point.workers)
+            row += f"  {told:g} ({point.throughput / told - 1:+.1%})" if told else "  -"
         blame = point.blame if point.blame and point.efficiency < 0.9999 else "-"
         typer.echo(row + f"  {blame}" + ("" if point.fits else "; does not fit in memory"))
 
 
-def _curve(curve: "Curve", columns: dict[str, dict[int, float]]) -> dict[str, Any]:
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _curve(curve: "Curve", columns: dict[str, dict[int, float]], price: float | None) -> dict[str, Any]:
     end = curve.stops
     return {
         "name": curve.name,
@@ -202,6 +207,7 @@ def _curve(curve: "Curve", columns: dict[str, dict[int, float]]) -> dict[str, An
                 "mfu_format": point.mfu_format,
                 "efficiency": point.efficiency,
                 "worker_s_per_1000": point.worker_seconds,
+                "cost_per_1000": None if price is None else point.worker_seconds * price / 3600,
                 "parts_s": dict(point.parts),
                 "blame": point.blame,
                 "fits": point.fits,

@@ -243,5 +243,8 @@ class Cluster:
             rule = 'stand in no host; give the nodes a `host`, or the kind "host"'
             raise ClusterError(f"{self.name}: {counts[0]} of {len(self.ranks)} ranks {rule}")
         if len(used) != 1:
-            raise ClusterError(f"{self.name}: its hosts hold different numbers of ranks")
+            few, many = (int(np.flatnonzero(counts[1:] == count)[0]) for count in (used[0], used[-1]))
+            told = f"{self.host_names[few]} holds {used[0]} and {self.host_names[many]} {used[-1]}"
+            rule = "plans want as many ranks on each host; say which in `ranks`"
+            raise ClusterError(f"{self.name}: its hosts hold different numbers of ranks: {told}; {rule}")
         return int(used[0])

@@ -21,7 +21,7 @@ class _Node(RatesTable):
     name: str = Field(min_length=1)
     kind: str = "host"
     host: str | None = None
-    rank: bool | None = None  # whether a rank runs here; if no node says so, devices do, and hosts without any
+    rank: bool | None = None  # whether a rank runs here; if no node says true, on devices and hosts without any
     forwards: bool | None = None
     reduction: ReductionField = None
     memory_bandwidth: Rate | None = None
@@ -110,7 +110,7 @@ def _ranks(form: _Explicit, layout: GraphBuilder) -> list[int]:
         found = [layout.find(name, f"ranks[{index}]") for index, name in enumerate(form.ranks)]
         if twice := next((name for index, name in enumerate(form.ranks) if name in form.ranks[:index]), None):
             raise ClusterError(f"{twice!r} stands twice; a node with several ranks is several nodes", path="ranks")
-    elif any(node.rank is not None for node in form.nodes):
+    elif any(node.rank for node in form.nodes):
         found = [index for index, node in enumerate(form.nodes) if node.rank]
     else:
         devices = [index for index, kind in enumerate(layout.kinds) if kind == "device"]
@@ -119,6 +119,7 @@ def _ranks(form: _Explicit, layout: GraphBuilder) -> list[int]:
             devices
             + [index for index, kind in enumerate(layout.kinds) if kind == "host" and layout.hosts[index] not in served]
         )
+        found = [index for index in found if form.nodes[index].rank is None]
     if not found:
         raise ClusterError("no node is a device or a host, so no rank runs anywhere; add one", path="nodes")
     return found

@@ -168,10 +168,11 @@ def _timed_step(
             queue.occupy(ahead_s)
         start = now()
         result = run(model, batch)
-        middle = now()
+        middle, ahead = now(), len(begun)
         with as_local():
             result.backward()  # type: ignore[no-untyped-call]
         end = now()
+    del begun[ahead:]  # what is checkpointed runs again in the backward pass, and belongs to that
     if queue is not None:
         queue.settle()
         first = start

@@ -2,12 +2,13 @@
 
 from ._balance import CUT_SLACK, LOCAL, Link, balance
 from ._constants import USUAL, Constants, slowest_of, waiting
-from ._contention import LinkSeconds, StageMessages
+from ._contention import MOST_RANKS, LinkSeconds, StageMessages
 from ._network import NOTHING, Cost, Network, network_of
 
 __all__ = [
     "CUT_SLACK",
     "LOCAL",
+    "MOST_RANKS",
     "NOTHING",
     "USUAL",
     "Constants",

@@ -2,9 +2,9 @@
 
 Hashed paths meet, levels are tapered, devices share a root complex. The schedule's steps are taken one after the other;
 in each the link with the most bytes for its rate says how long it takes. Where groups lie on hosts in different ways,
-steps overlap: who is done first goes on, and shares links with who is behind. There the simulator says how much longer,
-or shorter, a collective takes. Rates and latencies of `Network` are those of two hosts; these are those of the links
-that a group really uses.
+or ranks have unlike links, steps overlap: who is done first goes on, and shares links with who is behind. There the
+simulator says how much longer, or shorter, a collective takes. Rates and latencies of `Network` are those of two hosts;
+these are those of the links that a group really uses.
 """
 
 import functools
@@ -18,8 +18,10 @@ from hocket.cluster import Cluster
 from hocket.schedule import Collective
 from hocket.simulate import StepGraph, simulate_step
 
-MOST_RANKS = 128
-"""Up to so many the routes are looked at: some milliseconds for each shape of a group."""
+MOST_RANKS, MOST_MEASURED = 1024, 128
+"""Up to so many the routes are looked at: some milliseconds for each shape of a group. Of clusters that say what is
+reached up to fewer: what meets on their links is in that.
+"""
 
 
 _MOST_TRANSFERS = 4096
@@ -73,6 +75,7 @@ class Contention:
     def __init__(self, cluster: Cluster, workers: int) -> None:
         self._cluster, self._nodes = cluster, cluster.ranks[:workers]
         self._local = min(cluster.ranks_per_host(), workers)
+        self._unlike = not _alike(cluster)
         self._steps = functools.lru_cache(maxsize=1024)(self._steps_of)
         self.astray = functools.lru_cache(maxsize=1024)(self._astray)
         self.hops = functools.lru_cache(maxsize=1024)(self._hops)
@@ -107,9 +110,9 @@ class Contention:
         return late * form.steps / number, bytewise * float(form.wire) / wire
 
     def uneven(self, size: int, stride: int) -> bool:
-        """Return whether groups of this shape lie on hosts in different ways."""
+        """Return whether groups of this shape lie on hosts in different ways, or ranks have unlike links."""
         block, local = size * stride, self._local
-        return len(self._nodes) > local and bool(local % block and block % local)
+        return self._unlike or (len(self._nodes) > local and bool(local % block and block % local))
 
     def _astray(
         self,
@@ -233,6 +236,22 @@ class Contention:
         slowest = int(late[: None if around else -1].sum(axis=0).argmax())
         count = world // stride
         return [StageMessages(paths[rank], paths[rank + count], float(late[rank, slowest])) for rank in range(count)]
+
+
+def marks(*columns: NDArray[Any]) -> NDArray[np.int64]:
+    """Return a number for each row, the same for equal rows; sums of them tell multisets of rows apart."""
+    _, seen = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    return np.random.default_rng(0).integers(2**62, size=len(seen))[seen.ravel()]
+
+
+def _alike(cluster: Cluster) -> bool:
+    """Return whether links have the same rates from every rank on, however far one looks (colour refinement)."""
+    colours, count = np.isin(np.arange(len(cluster.hosts)), cluster.ranks).astype(np.int64), 0
+    while count < (count := int(colours.max()) + 1):
+        met = np.zeros_like(colours)
+        np.add.at(met, cluster.link_tail, marks(cluster.capacity_Bps, colours[cluster.link_head]))
+        colours = np.unique(np.stack([colours, met], axis=1), axis=0, return_inverse=True)[1].ravel()
+    return len(set(colours[cluster.ranks].tolist())) == 1
 
 
 def _load(flows: list[StageFlows], shares: tuple[float, float], beside: tuple[int, tuple[float, ...]] | None) -> Load:

@@ -20,7 +20,7 @@ from hocket.schedule import Collective
 
 from ._balance import Link
 from ._constants import Constants
-from ._contention import MOST_RANKS, Contention, StageMessages
+from ._contention import MOST_MEASURED, MOST_RANKS, Contention, StageMessages, marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,8 @@ class Network:
         float16_flops: Of its products in float16, 0 if as in bfloat16, which is `flops`.
         tf32_flops: Of its products in TF32, 0 if it has none or they are unknown.
         float32_flops: Of its products in float32 as IEEE has it, 0 if unknown, and then `flops`.
-        unlike: What differs in the cluster, as "devices ports" (of hosts); the least of all stands here. "" if nothing.
+        unlike: What differs in the cluster, as "devices ports links" (ports are of hosts, links inside them); the least
+            of all stands here. "" if nothing.
     """
 
     name: str
@@ -133,7 +134,7 @@ class Network:
 
     @classmethod
     def of(cls, cluster: Cluster) -> "Network":
-        """Look at a cluster: two hosts stand for all, the first and that with the least to the others.
+        """Look at a cluster: the first host stands for all that are like it, and of others the least counts.
 
         Ranks work in step, so that a device counts for what the slowest does, and has the memory of the smallest.
 
@@ -145,28 +146,29 @@ class Network:
         devices, apart = _least_device(cluster)
         ports_Bps = _ports(cluster)
         second = int(ports_Bps.argmin()) or 1
-        nodes = np.concatenate([cluster.ranks[:local], cluster.ranks[second * local : (second + 1) * local]])
-        unlike = " ".join(["devices"] * apart + ["ports"] * bool(ports_Bps.min() < ports_Bps.max()))
+        kinds = _kinds_of_hosts(cluster)
+        differs = {"devices": apart, "ports": ports_Bps.min() < ports_Bps.max(), "links": len(kinds) > 1}
+        unlike = " ".join(what for what, does in differs.items() if does)
         inside_Bps, inside_s, between_s, rank_Bps, host_Bps = float("inf"), 0.0, 0.0, float("inf"), float("inf")
         mesh = 0
-        if local > 1:
-            ring = nodes[:local]
+        ranks = cluster.ranks[: len(ports_Bps) * local].reshape(-1, local)
+        for ring in ranks[kinds] if local > 1 else ():
             routes = cluster.routes(ring, np.roll(ring, -1))
-            inside_Bps = min(float(cluster.capacity_Bps[routes[i]].min()) for i in range(local))
-            inside_s = max(float(cluster.latency_s[routes[i]].sum()) for i in range(local))
-            peers = cluster.routes(np.repeat(nodes[:1], local - 1), nodes[1:local])
+            ring_Bps = min(float(cluster.capacity_Bps[routes[i]].min()) for i in range(local))
+            inside_s = max(inside_s, *(float(cluster.latency_s[routes[i]].sum()) for i in range(local)))
+            peers = cluster.routes(np.repeat(ring[:1], local - 1), ring[1:])
             if local > 2 and all(len(peers[i]) == 1 for i in range(local - 1)):
                 mesh = local - 1
-                inside_Bps = sum(float(cluster.capacity_Bps[peers[i]].min()) for i in range(local - 1))
-        if len(nodes) > local:
-            route = cluster.routes(nodes[:1], nodes[local : local + 1])[0]
-            rank_Bps = float(cluster.capacity_Bps[route].min())
-            between_s = float(cluster.latency_s[route].sum())
+                ring_Bps = sum(float(cluster.capacity_Bps[peers[i]].min()) for i in range(local - 1))
+            inside_Bps = min(inside_Bps, ring_Bps)
+        if len(ranks) > 1:
             host_Bps = float(ports_Bps.min())
-            if local > 1:
-                # No more leaves a host than its ranks bring to its ports.
-                far = [cluster.routes(nodes[i : i + 1], nodes[local + i : local + i + 1])[0] for i in range(local)]
-                host_Bps = min(host_Bps, sum(float(cluster.capacity_Bps[one].min()) for one in far))
+            for here, there in ((0, second), *((host, 0) for host in kinds if host)):
+                far = [cluster.routes(ranks[here, i : i + 1], ranks[there, i : i + 1])[0] for i in range(local)]
+                rates = [float(cluster.capacity_Bps[one].min()) for one in far]
+                rank_Bps, between_s = min(rank_Bps, *rates), max(between_s, float(cluster.latency_s[far[0]].sum()))
+                if local > 1:  # no more leaves a host than its ranks bring to its ports
+                    host_Bps = min(host_Bps, sum(rates))
         streaming = [one.efficiency for one in cluster.reductions.values() if one.streaming]
         outside = [n for n in cluster.reductions if cluster.hosts[n] < 0]
         return cls(
@@ -235,7 +237,7 @@ class Network:
 
     @functools.cached_property
     def _contention(self) -> Contention | None:
-        if self.routed is None or self.world > MOST_RANKS:
+        if self.routed is None or self.world > (MOST_MEASURED if self.reached else MOST_RANKS):
             return None
         own = network_of(self.routed)
         changed = any(getattr(self, name) != getattr(own, name) for name in _RATES)
@@ -487,6 +489,16 @@ def _ports(cluster: Cluster) -> np.ndarray:
     leaving = (tails >= 0) & (tails != heads)
     carried = np.bincount(tails[leaving], weights=cluster.capacity_Bps[leaving], minlength=int(cluster.hosts.max()) + 1)
     return carried[cluster.hosts[cluster.ranks[:: cluster.ranks_per_host()]]]
+
+
+def _kinds_of_hosts(cluster: Cluster) -> list[int]:
+    """Return a host of each kind of links inside, the first before all, numbered in the order of their ranks."""
+    owner = cluster.hosts[cluster.link_tail]
+    inner = np.flatnonzero((owner >= 0) & (owner == cluster.hosts[cluster.link_head]))
+    links = np.zeros(int(cluster.hosts.max()) + 1, dtype=np.int64)
+    np.add.at(links, owner[inner], marks(cluster.capacity_Bps[inner], cluster.latency_s[inner]))
+    first = np.unique(links[cluster.hosts[cluster.ranks[:: cluster.ranks_per_host()]]], return_index=True)[1]
+    return sorted(first.tolist())
 
 
 def _computes_in_host_memory(cluster: Cluster, node: int) -> bool:

@@ -4,12 +4,14 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from hocket.cluster import Cluster
 from hocket.workload import Layer, Operation, Workload
 
 from .._findings import PlanError, PlanFinding
 from ..fits import ScalingFit
-from ..network import Constants, Network, network_of
+from ..network import MOST_RANKS, Constants, Network, network_of
 from ..plan import Plan
 from ..step import Prediction, in_precision, predict
 
@@ -18,7 +20,7 @@ WHAT_IFS: Mapping[str, str] = {
     "sharp": "switches reduce at 95% of the link",
     "bigraph": "a port of the same rate for every device, and no link that two flows share (EFLOPS)",
     "double-network": "twice the bandwidth between hosts",
-    "fp16": "half the bytes of gradients, activations and memory traffic; arithmetic as it is",
+    "fp16": "half the bytes of gradients, activations and memory traffic; products in bfloat16, where that is faster",
 }
 _ENOUGH = 0.5
 
@@ -118,8 +120,9 @@ def scaling_curves(
     Raises:
         PlanError: a what-if is unknown, or the plan cannot be timed.
     """
-    # What-ifs change rates; routes are left out of all curves, so that curves differ by what is changed alone.
-    network = dataclasses.replace(network_of(cluster), routed=None)
+    network = network_of(cluster)
+    if max(workers) > MOST_RANKS:  # points of one curve are alike in whether routes are looked at
+        network = dataclasses.replace(network, routed=None)
     constants = constants or Constants.of(network.reached)
     workload = in_precision(plan or Plan(), workload)
     found = []
@@ -129,6 +132,9 @@ def scaling_curves(
         alone = _predicted(*case, 1, batch_per_worker, Plan()).throughput
         for count in sorted(set(workers)):
             one = _predicted(*case, count, batch_per_worker, plan or Plan())
+            if name == "bigraph":  # of its links only the least are known, and it is no slower than what shares some
+                same = _predicted(workload, network, constants, count, batch_per_worker, plan or Plan())
+                one = min(one, same, key=lambda each: each.step_s)
             points.append(_point(one, alone))
         found.append(Curve(name, tuple(points)))
     return found
@@ -162,29 +168,36 @@ def _changed(
             dataclasses.replace(constants, in_network=True),
         )
     if name == "double-network":
-        return (
-            workload,
-            dataclasses.replace(network, host_Bps=2 * network.host_Bps, rank_Bps=2 * network.rank_Bps),
-            constants,
-        )
+        return workload, _doubled(network), constants
     if name == "bigraph":
-        return workload, dataclasses.replace(network, host_Bps=network.local * network.rank_Bps), constants
+        return workload, dataclasses.replace(network, host_Bps=network.local * network.rank_Bps, routed=None), constants
     if name == "fp16":
-        return _halved(workload), network, constants
+        return _halved(workload, network), network, constants
     rule = f"there is no what-if {name!r}"
     raise PlanError("nothing to predict:", [PlanFinding("what-if", rule, f"there are {', '.join(WHAT_IFS)}")])
 
 
-def _halved(workload: Workload) -> Workload:
+def _doubled(network: Network) -> Network:
+    """Return the wires with twice the bandwidth between hosts; on the routes, too, where those say what is reached."""
+    cluster = network.routed
+    if cluster is None or network.reached:
+        return dataclasses.replace(network, host_Bps=2 * network.host_Bps, rank_Bps=2 * network.rank_Bps)
+    here, there = cluster.hosts[cluster.link_tail], cluster.hosts[cluster.link_head]
+    times = np.where((here < 0) | (here != there), 2.0, 1.0)
+    return Network.of(dataclasses.replace(cluster, capacity_Bps=times * cluster.capacity_Bps))
+
+
+def _halved(workload: Workload, network: Network) -> Workload:
     """In 16 bits, with the parameters in full precision beside. Raises PlanError: it is not in 32 bits."""
     if workload.precision != "float32":
         rule = f"{workload.name} is in {workload.precision}, and fp16 asks what half of 32 bits would do"
         raise PlanError("nothing to predict:", [PlanFinding("what-if", rule, "leave fp16 out")])
-    layers, finer = _halved_layers(workload.layers), _halved_layers(workload.finer)
+    faster = network.peak("bfloat16")[0] > network.peak("float32")[0]
+    layers, finer = _halved_layers(workload.layers, faster), _halved_layers(workload.finer, faster)
     return dataclasses.replace(workload, layers=layers, finer=finer, precision="bfloat16")
 
 
-def _halved_layers(whole: Sequence[Layer]) -> tuple[Layer, ...]:
+def _halved_layers(whole: Sequence[Layer], faster: bool) -> tuple[Layer, ...]:
     layers = []
     for layer in whole:
         shares = tuple(
@@ -193,7 +206,7 @@ def _halved_layers(whole: Sequence[Layer]) -> tuple[Layer, ...]:
                 parameter_bytes=share.parameter_bytes / 2,
                 gradient_bytes=share.gradient_bytes / 2,
                 optimizer_bytes=share.optimizer_bytes + share.parameter_bytes,
-                operations=_halves(share.operations),
+                operations=_halves(share.operations, faster),
                 peak_bytes=share.peak_bytes / 2,
                 peak_fixed_bytes=share.peak_fixed_bytes / 2,
                 exchanges=tuple(dataclasses.replace(one, nbytes=one.nbytes / 2) for one in share.exchanges),
@@ -208,7 +221,7 @@ def _halved_layers(whole: Sequence[Layer]) -> tuple[Layer, ...]:
                 optimizer_bytes=layer.optimizer_bytes + layer.parameter_bytes,
                 output_bytes=layer.output_bytes / 2,
                 reduced_bytes=layer.reduced_bytes / 2,
-                operations=_halves(layer.operations),
+                operations=_halves(layer.operations, faster),
                 peak_bytes=layer.peak_bytes / 2,
                 peak_fixed_bytes=layer.peak_fixed_bytes / 2,
                 shares=shares,
@@ -217,7 +230,9 @@ def _halved_layers(whole: Sequence[Layer]) -> tuple[Layer, ...]:
     return tuple(layers)
 
 
-def _halves(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+def _halves(operations: tuple[Operation, ...], faster: bool) -> tuple[Operation, ...]:
+    """Return the operations in 16 bits; what is put into another order for matrix units is so where they are faster."""
+    changed = ("float32", "tf32", "3xtf32")
     return tuple(
         dataclasses.replace(
             one,
@@ -226,7 +241,7 @@ def _halves(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
             weight_bytes=one.weight_bytes / 2,
             fixed_bytes=one.fixed_bytes / 2,
             saved_fixed_bytes=one.saved_fixed_bytes / 2,
-            number_format="bfloat16" if one.number_format in ("float32", "tf32", "3xtf32") else one.number_format,
+            number_format="bfloat16" if one.number_format in changed and (one.flops or faster) else one.number_format,
             performed_flops=0.0,
         )
         for one in operations

@@ -76,9 +76,10 @@ def _chosen_for_being_simple(best: Prediction, fastest: Prediction) -> str:
     less = {name: getattr(best.parts, name) - getattr(fastest.parts, name) for name in _WORDS}
     saved = max(less, key=lambda name: less[name])
     gain = 1 - fastest.step_s / best.step_s
+    faster = f"{gain:.1%} faster ({_WORDS[saved]} takes {_s(less[saved])} less)" if gain >= 5e-4 else "as fast"
     return (
-        f"It is predicted to be {gain:.1%} faster ({_WORDS[saved]} takes {_s(less[saved])} less). Predictions within "
-        f"{NEAR:.0%} of each other cannot be told apart, so the simplest of such plans is taken."
+        f"It is predicted to be {faster}. Predictions within {NEAR:.0%} of each other cannot be told apart, so the "
+        "simplest of such plans is taken."
     )
 
 
@@ -287,6 +288,9 @@ def _assumptions(
         rate = f"{constants.network_share:.0%} of {format_rate(network.host_Bps)} a host"
         slower = f", {constants.congestion:.1%} slower for every doubling of hosts" if constants.congestion else ""
         rows.append(("between hosts", rate + slower, between_basis))
+        if network.routed and not network.reached and not network.first(one.workers).contention:
+            wide = "as wide as the ports of hosts, and shared by no two flows"
+            rows.append(("between switches", f"{wide}: routes of {one.workers} workers are not looked at", "assumed"))
     if plan.shard == "parameters":
         rows.append(("sharded parameters", f"fetched at {constants.fetch_share:.0%} of that", basis))
     if one.workers > 1:
