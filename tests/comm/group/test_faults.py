@@ -15,6 +15,8 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from hocket import comm
 from hocket.comm import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
@@ -254,6 +256,26 @@ def test_everything_queued_behind_a_death_ends_with_its_error():
     texts = run_ranks(_queue_behind_a_death, 2, expect_death={1}, timeout_s=20)[0]
     assert len(texts) == 3
     assert all("rank 1 " in text and "died" in text for text in texts)
+
+
+def _gradients_behind_a_death(hook):
+    model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    if hook:
+        model.register_comm_hook(None, allreduce_hook)
+    for step in range(3):
+        if step == 2 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            model(torch.ones(2, 8)).sum().backward()
+        except RuntimeError as error:
+            return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("hook", [False, True], ids=["plain", "hook"])
+def test_back_propagation_in_ddp_ends_with_the_error_that_names_the_rank(hook):
+    text, _ = run_ranks(_gradients_behind_a_death, 2, hook, expect_death={1})
+    assert re.search(r"PeerDiedError: rank 1 \(process \d+\) died while rank 0 waited for it", text)
 
 
 def _a_peers_memory_is_out_of_sight(dies):
