@@ -15,6 +15,8 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from hocket import comm
 from hocket.comm import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
@@ -256,6 +258,26 @@ def test_everything_queued_behind_a_death_ends_with_its_error():
     assert all("rank 1 " in text and "died" in text for text in texts)
 
 
+def _gradients_behind_a_death(hook):
+    model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    if hook:
+        model.register_comm_hook(None, allreduce_hook)
+    for step in range(3):
+        if step == 2 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            model(torch.ones(2, 8)).sum().backward()
+        except RuntimeError as error:
+            return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("hook", [False, True], ids=["plain", "hook"])
+def test_back_propagation_in_ddp_ends_with_the_error_that_names_the_rank(hook):
+    text, _ = run_ranks(_gradients_behind_a_death, 2, hook, expect_death={1})
+    assert re.search(r"PeerDiedError: rank 1 \(process \d+\) died while rank 0 waited for it", text)
+
+
 def _a_peers_memory_is_out_of_sight(dies):
     from hocket.comm.shm import _all_reduce
 
@@ -290,10 +312,9 @@ def test_a_registered_buffer_that_cannot_be_mapped_is_an_error_on_all_ranks():
 
 
 def _late_for_a_group(seconds):
-    """Rank 1 does not come to make a group."""
+    """Rank 1 comes to make a group when others have given it up."""
     if dist.get_rank() == 1:
         time.sleep(seconds)
-        return None
     try:
         dist.new_group([0, 1, 2], timeout=timedelta(seconds=1.5))
     except CollectiveTimeoutError as error:
@@ -301,11 +322,10 @@ def _late_for_a_group(seconds):
 
 
 def test_who_does_not_come_to_make_a_group_is_named():
-    for rank, found in enumerate(run_ranks(_late_for_a_group, 3, 6.0)):
-        if rank != 1:
-            text, missing, culprits = found
-            assert "not arrived: rank 1" in text
-            assert (missing, culprits) == ((1,), (1,))
+    for rank, (text, missing, culprits) in enumerate(run_ranks(_late_for_a_group, 3, 6.0)):
+        others = (0, 2) if rank == 1 else (1,)
+        assert missing == culprits == others
+        assert text.endswith("given up by ranks 0, 2" if rank == 1 else "not arrived: rank 1")
 
 
 def _timeouts():

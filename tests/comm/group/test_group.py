@@ -6,13 +6,18 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import ReduceOp
 
 from hocket import comm
+from hocket.comm import torch_adapter as c10d
 from hocket.testing import deadline, run_ranks
+
+from ..host_world import run
 
 
 def _futures_and_works():
@@ -274,6 +279,12 @@ def _bad_arguments():
         (lambda: dist.all_to_all_single(torch.ones(3), torch.ones(4)), "divided among 2 ranks"),
         (lambda: dist.all_to_all_single(torch.ones(4), torch.ones(4), [1, 1], [2, 2]), "add up to the first axis"),
         (lambda: dist.all_reduce(torch.ones(3, device="meta")), "no transport for tensors on meta"),
+        (
+            lambda: dist.broadcast(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8), 0),
+            "moves numbers, not quantized",
+        ),
+        (lambda: dist.group.WORLD.broadcast(torch.ones(3), "1"), "'1' is none of BroadcastOptions"),
+        (lambda: dist.group.WORLD.allgather([torch.ones(3)] * 2, torch.ones(3), root=1), "AllgatherOptions have no"),
     ]
     for call, text in cases:
         with pytest.raises((ValueError, TypeError), match=text):
@@ -285,6 +296,56 @@ def _bad_arguments():
 
 def test_bad_arguments_are_errors_before_anything_starts():
     assert run_ranks(_bad_arguments, 2) == [[2.0, 2.0]] * 2
+
+
+def _bare_values():
+    group, mine, timeout = dist.group.WORLD, float(dist.get_rank() + 1), timedelta(seconds=30)
+    new = lambda: torch.full((2,), mine)  # noqa: E731
+    two = [torch.zeros(2), torch.zeros(2)]
+    root, tensor = dist.get_rank() == 1, new()
+    group.broadcast(tensor, 1).wait()
+    found = [tensor]
+    found += [tensor := new()]
+    group.broadcast(tensor, root=1, timeout=timeout).wait()
+    found += [tensor := new()]
+    group.allreduce(tensor, ReduceOp.PRODUCT, timeout).wait()
+    found += [tensor := new()]
+    group.reduce(tensor, 1, ReduceOp.MIN, timeout).wait()
+    found += [tensor := torch.zeros(2)]
+    group.reduce_scatter(tensor, [new(), new()], op=ReduceOp.MAX).wait()
+    found += [tensor := torch.zeros(2)]
+    group.scatter(tensor, [new(), new() + 1] if root else [], 1, timeout).wait()
+    group.gather(two if root else [], new(), 1).wait()
+    group.barrier(timeout).wait()
+    return [one[0].item() for one in found + two]
+
+
+def test_a_group_s_own_methods_take_roots_and_operators_as_torch_s_do():
+    assert run_ranks(_bare_values, 2) == [
+        [2.0, 2.0, 2.0, 1.0, 2.0, 2.0, 0.0, 0.0],
+        [2.0, 2.0, 2.0, 1.0, 2.0, 3.0, 1.0, 2.0],
+    ]
+
+
+def _gradients_asked_for_meanwhile():
+    store, outcomes = c10d.default_store(), []
+    for call in (dist.all_reduce, lambda t, **how: dist.reduce_scatter_tensor(t, torch.ones(2 * len(t)), **how)):
+        tensor = torch.ones(4)
+        if dist.get_rank() == 1:
+            store.wait([f"asked {len(outcomes)}"])
+            call(tensor)
+        else:
+            work = call(tensor, async_op=True)
+            tensor.requires_grad_()
+            store.set(f"asked {len(outcomes)}", "")
+            work.wait()
+        outcomes.append(tensor.tolist())
+    return outcomes
+
+
+@pytest.mark.parametrize("layout", [[0, 0], [0, 1]], ids=["one host", "two hosts"])
+def test_a_result_may_be_told_to_have_gradients_while_it_is_computed(layout):
+    assert run(layout, _gradients_asked_for_meanwhile) == [[[2.0] * 4] * 2] * 2
 
 
 def _waiting_costs_no_core():

@@ -311,8 +311,7 @@ def test_between_hosts_too_the_rank_at_fault_is_named(how, layout, numel):
         assert name == ("PeerDiedError" if how == "dies" else "CollectiveTimeoutError"), text
         assert culprits == (1,), text
         assert "rank 1" in text
-        beside = layout.count(layout[1]) > 1  # on its host there is one who sees that the process is gone
-        assert seconds < deadline(9.0 if how == "stops" else 1.5 if beside else 4.0)
+        assert seconds < deadline(9.0 if how == "stops" else 1.5)
         if layout == [0, 1, 2]:
             assert "rank 1 (host host1)" in text
             assert "all_reduce #2 of group '0'" in text

@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 
 from ..scheduled import PendingMessage
-from ..transport import CommError
+from ..transport import CommError, PeerDiedError
 
 _PROOF_NBYTES: Final = 32
 _HELLO: Final = struct.Struct(f"<I{_PROOF_NBYTES}s")  # who connects, and what was written to the store for him
@@ -104,7 +104,7 @@ class _Connection:
             except OSError as error:
                 raise self.failed(error) from error
             if not nbytes:
-                raise self.failed("it has closed its connection")
+                raise self.failed(ConnectionError("it has closed its connection"))
             self._arrived += nbytes
             if self._taken(place):
                 return True
@@ -126,8 +126,9 @@ class _Connection:
         return True
 
     def failed(self, why: object) -> CommError:
-        """Return the error that names the other rank."""
-        error = CommError(f"the connection to rank {self.peer} of the group failed: {why}")
+        """Return the error that names the other rank, a PeerDiedError if its end of the connection is gone."""
+        text = f"the connection to rank {self.peer} of the group failed: {why}"
+        error = PeerDiedError(text, self.peer) if isinstance(why, ConnectionError) else CommError(text)
         error.peer = self.peer
         return error
 

@@ -31,22 +31,50 @@ def only_list(tensors: Any) -> Sequence[Tensor]:
     return tensors[0]  # type: ignore[no-any-return]
 
 
-def options(kind: Any, opts: Any, timeout: timedelta | None = None) -> Any:
-    """`opts` as options of `kind`; it may be such, another kind with the same fields, an operator, or None."""
-    if isinstance(opts, kind):
+_FIELDS = {"root": "rootRank", "op": "reduceOp", "timeout": "timeout"}
+
+
+def options(kind: Any, opts: Any, *more: Any, **named: Any) -> Any:
+    """Return options of `kind`: `opts` if it is such, or made of what callers of a process group give in their place.
+
+    Args:
+        kind: A class of c10d's options.
+        opts: Such, None, another kind with an operator, or the first of `more`.
+        more: A root, an operator and a time-out, as torch's overloads have them one after the other.
+        named: The same by torch's names.
+
+    Raises:
+        TypeError: the operation has no such option.
+    """
+    if isinstance(opts, kind) and not more and not named:
         return opts
     made = kind()
-    if isinstance(opts, ReduceOp | ReduceOp.RedOpType):
-        made.reduceOp = opts
-    elif opts is not None and hasattr(opts, "reduceOp"):
-        made.reduceOp, made.asyncOp, made.timeout = opts.reduceOp, opts.asyncOp, opts.timeout
-    if timeout is not None:
-        made.timeout = timeout
+    for value in (opts, *more):
+        if isinstance(value, ReduceOp | ReduceOp.RedOpType):
+            named["op"] = value
+        elif isinstance(value, timedelta):
+            named["timeout"] = value
+        elif isinstance(value, int):
+            named["root"] = value
+        elif hasattr(value, "reduceOp"):
+            made.reduceOp, made.asyncOp, made.timeout = value.reduceOp, value.asyncOp, value.timeout
+        elif value is not None:
+            raise TypeError(f"{value!r} is none of {kind.__name__}, and neither a root, an operator nor a time-out")
+    for word, value in named.items():
+        if word not in _FIELDS or not hasattr(made, _FIELDS[word]):
+            raise TypeError(f"{kind.__name__} have no {word!r}")
+        if value is not None:
+            setattr(made, _FIELDS[word], value)
     return made
 
 
 def check_whole(tensor: Tensor) -> None:
-    """Raise TypeError for a DTensor, whose operations are collectives themselves."""
+    """Raise TypeError for a quantized tensor, and for a DTensor, whose operations are collectives themselves."""
+    if tensor.is_quantized:
+        raise TypeError(
+            "the hocket backend moves numbers, not quantized ones, whose scales it would lose: pass int_repr() or "
+            "dequantize() of the tensor"
+        )
     if type(tensor) is not Tensor and c10d.is_dtensor(tensor):
         raise TypeError(
             f"the hocket backend moves this rank's own memory, not a DTensor of shape {tuple(tensor.shape)}: pass its "

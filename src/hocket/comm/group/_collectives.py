@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
@@ -27,10 +26,10 @@ from ._reductions import Reductions
 class Collectives(Reductions):
     """All collectives of a process group; who subclasses it says which backend serves which tensors."""
 
-    def broadcast(self, tensors: Any, opts: Any = None) -> Work:
+    def broadcast(self, tensors: Any, opts: Any = None, *more: Any, **named: Any) -> Work:
         """Broadcast from a root."""
         tensor = only(tensors)
-        opts = options(c10d.BroadcastOptions, opts)
+        opts = options(c10d.BroadcastOptions, opts, *more, **named)
         if (backend := self._device_backend([tensor])) is None:
             return self._elsewhere(tensor, "broadcast", [tensor], opts)
         root = opts.rootRank
@@ -47,10 +46,12 @@ class Collectives(Reductions):
 
         return backend.submit("broadcast", opts, [tensor], tensor, action)
 
-    def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Any, opts: Any = None) -> Work:
+    def allgather(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Any, opts: Any = None, *more: Any, **named: Any
+    ) -> Work:
         """All-gather into lists of tensors."""
         targets, tensor = only_list(outputs), only(inputs)
-        opts = options(c10d.AllgatherOptions, opts)
+        opts = options(c10d.AllgatherOptions, opts, *more, **named)
         if (backend := self._device_backend([tensor])) is None:
             return self._elsewhere(tensor, "allgather", [targets], [tensor], opts)
         check_list("all_gather", "output", targets, tensor, self._size)
@@ -122,9 +123,11 @@ class Collectives(Reductions):
         output_split_sizes: Sequence[int] | None = None,
         input_split_sizes: Sequence[int] | None = None,
         opts: Any = None,
+        *more: Any,
+        **named: Any,
     ) -> Work:
         """All-to-all of parts of one tensor along its first axis; no sizes means equal parts."""
-        opts = options(c10d.AllToAllOptions, opts)
+        opts = options(c10d.AllToAllOptions, opts, *more, **named)
         received, sent = list(output_split_sizes or ()), list(input_split_sizes or ())
         if (backend := self._device_backend([tensor])) is None:
             return self._elsewhere(tensor, "alltoall_base", output, tensor, received, sent, opts)
@@ -143,9 +146,11 @@ class Collectives(Reductions):
 
         return backend.submit("all_to_all", opts, [output], tensor, action)
 
-    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
+    def alltoall(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None, *more: Any, **named: Any
+    ) -> Work:
         """All-to-all of lists of tensors."""
-        opts = options(c10d.AllToAllOptions, opts)
+        opts = options(c10d.AllToAllOptions, opts, *more, **named)
         if (backend := self._device_backend(inputs)) is None:
             return self._elsewhere(inputs[0], "alltoall", outputs, inputs, opts)
         if len(inputs) != self._size or len(outputs) != self._size:
@@ -164,10 +169,12 @@ class Collectives(Reductions):
 
         return backend.submit("all_to_all", opts, list(outputs), inputs, action)
 
-    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Any, opts: Any = None) -> Work:
+    def gather(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Any, opts: Any = None, *more: Any, **named: Any
+    ) -> Work:
         """Gather to a root."""
         tensor = only(inputs)
-        opts = options(c10d.GatherOptions, opts)
+        opts = options(c10d.GatherOptions, opts, *more, **named)
         if (backend := self._device_backend([tensor])) is None:
             return self._elsewhere(tensor, "gather", outputs, [tensor], opts)
         root = opts.rootRank
@@ -189,10 +196,12 @@ class Collectives(Reductions):
 
         return backend.submit("gather", opts, list(targets or ()), tensor, action)
 
-    def scatter(self, outputs: Any, inputs: Sequence[Sequence[Tensor]], opts: Any = None) -> Work:
+    def scatter(
+        self, outputs: Any, inputs: Sequence[Sequence[Tensor]], opts: Any = None, *more: Any, **named: Any
+    ) -> Work:
         """Scatter from a root."""
         tensor = only(outputs)
-        opts = options(c10d.ScatterOptions, opts)
+        opts = options(c10d.ScatterOptions, opts, *more, **named)
         if (backend := self._device_backend([tensor])) is None:
             return self._elsewhere(tensor, "scatter", [tensor], inputs, opts)
         root = opts.rootRank
@@ -213,9 +222,9 @@ class Collectives(Reductions):
 
         return backend.submit("scatter", opts, [tensor], tensor, action)
 
-    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+    def barrier(self, opts: Any = None, *more: Any, **named: Any) -> Work:
         """Wait until all ranks have called it."""
-        opts = options(c10d.BarrierOptions, opts, timeout)
+        opts = options(c10d.BarrierOptions, opts, *more, **named)
         return self._host.submit("barrier", opts, [], (), self._host.transport.barrier)
 
     # torch before 2.13 and some of its libraries use these names.

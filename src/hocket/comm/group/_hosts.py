@@ -130,7 +130,7 @@ def find_hosts(
     """Return the ranks of each host, hosts in the order of their first ranks; and how messages call each rank.
 
     Raises:
-        CollectiveTimeoutError: some ranks have not come to make the group.
+        CollectiveTimeoutError: some ranks have not come to make the group, or this one has come too late.
     """
     store.set(f"hocket/host/{rank}", f"{host_identity()}\n{host_name()}")
     keys = [f"hocket/host/{r}" for r in range(size)]
@@ -143,21 +143,27 @@ def find_hosts(
             raise CommError(
                 f"rank {global_ranks[rank]} cannot make group {name!r}: the store where its ranks meet failed: {error}"
             ) from error
-        late = tuple(r for r in range(size) if not store.check([keys[r]]))
-        numbers = tuple(global_ranks[r] for r in late)
-        raise CollectiveTimeoutError(
-            f"rank {global_ranks[rank]} waited {waited_s:.0f} s to make group {name!r}: "
-            f"not arrived: rank{'s' if len(late) > 1 else ''} {', '.join(map(str, numbers))}",
-            late,
-            numbers,
-        ) from error
+        if late := tuple(r for r in range(size) if not store.check([keys[r]])):
+            store.set(keys[rank], "")  # who comes now need not wait for this rank
+            waited = f"waited {waited_s:.0f} s to make group {name!r}: not arrived:"
+            raise _late(f"rank {global_ranks[rank]} {waited}", late, global_ranks) from error
+    values = store.multi_get(keys)
+    if left := tuple(r for r, value in enumerate(values) if not value):
+        raise _late(f"rank {global_ranks[rank]} came too late to make group {name!r}, given up by", left, global_ranks)
     found: dict[str, list[int]] = {}
     called = []
-    for r, value in enumerate(store.multi_get(keys)):
+    for r, value in enumerate(values):
         identity, _, host = value.decode().partition("\n")
         found.setdefault(identity, []).append(r)
         called.append(f"rank {global_ranks[r]} (host {host})")
     return list(found.values()), called
+
+
+def _late(text: str, ranks: tuple[int, ...], global_ranks: Sequence[int]) -> CollectiveTimeoutError:
+    numbers = tuple(global_ranks[r] for r in ranks)
+    return CollectiveTimeoutError(
+        f"{text} rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, numbers))}", ranks, numbers
+    )
 
 
 def _all_agree(store: Any, rank: int, size: int, timeout: timedelta, can: bool) -> bool:

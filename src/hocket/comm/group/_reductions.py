@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -32,10 +31,10 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
         """Pass an operation as it is to the engine for the device of `tensor`."""
         raise NotImplementedError
 
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+    def allreduce(self, tensors: Any, opts: Any = None, *more: Any, **named: Any) -> Work:
         """All-reduce of one tensor in place."""
         tensor = only(tensors)
-        opts = options(c10d.AllreduceOptions, opts, timeout)
+        opts = options(c10d.AllreduceOptions, opts, *more, **named)
         if tensor.layout is not strided and tensor.is_cpu:
             return self._sparse(tensor, opts)
         if (backend := self._device_backend((tensor,))) is None:
@@ -73,10 +72,10 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
 
         return backend.submit("all_reduce", opts, list(tensors), tensors, action)
 
-    def reduce(self, tensors: Any, opts: Any = None) -> Work:
+    def reduce(self, tensors: Any, opts: Any = None, *more: Any, **named: Any) -> Work:
         """Reduce to a root; the tensors of other ranks stay as they are."""
         tensor = only(tensors)
-        opts = options(c10d.ReduceOptions, opts)
+        opts = options(c10d.ReduceOptions, opts, *more, **named)
         if (backend := self._device_backend([tensor])) is None:
             return self._elsewhere(tensor, "reduce", [tensor], opts)
         op, root = reducer(opts.reduceOp, tensor.dtype), opts.rootRank
@@ -94,10 +93,12 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
 
         return backend.submit("reduce", opts, [tensor], tensor, action)
 
-    def reduce_scatter(self, outputs: Any, inputs: Sequence[Sequence[Tensor]], opts: Any = None) -> Work:
+    def reduce_scatter(
+        self, outputs: Any, inputs: Sequence[Sequence[Tensor]], opts: Any = None, *more: Any, **named: Any
+    ) -> Work:
         """Reduce-scatter of lists of tensors."""
         output, sources = only(outputs), only_list(inputs)
-        opts = options(c10d.ReduceScatterOptions, opts)
+        opts = options(c10d.ReduceScatterOptions, opts, *more, **named)
         if (backend := self._device_backend([output])) is None:
             return self._elsewhere(output, "reduce_scatter", [output], [sources], opts)
         op = reducer(opts.reduceOp, output.dtype)

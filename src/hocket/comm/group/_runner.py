@@ -76,7 +76,8 @@ class Runner:
         self, action: Action, record: _observe.OperationRecord | None, timeout_s: float, inference: bool
     ) -> BaseException | None:
         """On the progress thread, beside computation that needs the cores more than waiting does."""
-        with torch.inference_mode(inference):
+        # A program may ask for gradients of a result before it has waited for it; leaving inference mode turns them on.
+        with torch.inference_mode(inference), torch.no_grad():
             if self._channel is None:
                 return self._run(action, record, timeout_s)
             self._channel.patient = True

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed import Work
@@ -46,6 +46,24 @@ class OperationFuture(torch.futures.Future[list[torch.Tensor]]):
         super().add_done_callback(lambda done: threading.Thread(target=callback, args=(done,), daemon=True).start())
 
 
+class _Failure:
+    """What the future of a failed operation holds.
+
+    Futures of Python have no errors below Python: DDP's reducer takes the first of the tensors in whatever they hold,
+    found by pickling it, and crashes where there is none. So it meets the error there.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise self.error
+
+
+def _raise(failure: _Failure) -> None:
+    raise failure.error
+
+
 class HocketWork(Work):
     """An operation that runs, or has run, in this process."""
 
@@ -81,7 +99,8 @@ class HocketWork(Work):
         if self._error is None:
             future.set_result(self._results)
         else:
-            future.set_exception(self._error)  # type: ignore[arg-type]
+            future._set_unwrap_func(_raise)
+            future.set_result(_Failure(self._error))  # type: ignore[arg-type]
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the operation is over and raise its error, if any.

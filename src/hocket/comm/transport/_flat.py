@@ -7,8 +7,7 @@ import torch
 
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` as a contiguous 1-d tensor without autograd; a view where strides permit, else a copy."""
-    if tensor.requires_grad:
-        tensor = tensor.detach()
+    tensor = tensor.detach()  # which one that only later requires gradients needs, too
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     flat = tensor.view(-1) if tensor.is_contiguous() else tensor.contiguous().view(-1)
