@@ -384,3 +384,37 @@ def compiled_before_and_after() -> list[list[bool]]:
 
 def test_a_compiled_model_may_be_distributed_and_the_other_way_round() -> None:
     assert run_ranks(compiled_before_and_after, 2, timeout_s=100) == [[[True] * 12] * 2] * 2
+
+
+class Followed(nn.Module):
+    """A teacher follows its student in each forward pass in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.teacher.weight.lerp_(self.student.weight, 0.1)
+        return (self.student(x) - self.teacher(x)).square().mean(1)
+
+
+def said_of_models_that_are_run_once_more() -> list[str]:
+    said = []
+    words, numbers = torch.arange(8)[:, None], torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    frequent = nn.Sequential(nn.Embedding(8, 4, scale_grad_by_freq=True), nn.Flatten())
+    for model, x in ((Followed(), numbers), (frequent, words)):
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
+        wrapped, _, loader = hocket.distribute(model, optimizer, DataLoader(TensorDataset(x), batch_size=8))
+        (batch,) = next(iter(loader))
+        with pytest.raises(RuntimeError) as error:
+            wrapped(batch)
+        said.append(str(error.value))
+    return said
+
+
+def test_models_whose_passes_change_parameters_or_count_lookups_are_refused() -> None:
+    for followed, frequent in run_ranks(said_of_models_that_are_run_once_more, 2):
+        assert "each forward pass changes parameter 'teacher.weight'" in followed
+        assert "0 has scale_grad_by_freq" in frequent

@@ -84,18 +84,18 @@ class Sharing(nn.Module):
 
 
 class ByAll(nn.Module):
-    """Has a layer inside two of its blocks, a block twice in a list, and a block's part in another list."""
+    """Has a layer inside two of its blocks, a block twice in a list, a block's part in another list, and None."""
 
     def __init__(self) -> None:
         super().__init__()
         shared, block = nn.Linear(8, 8), Sharing(nn.Linear(8, 8))
         self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
         self.blocks = nn.ModuleList([Sharing(shared), block, nn.Linear(8, 8), Sharing(shared)])
-        self.again = nn.ModuleList([self.blocks[2], block.shared, self.blocks[2]])
+        self.again = nn.ModuleList([self.blocks[2], None, block.shared, self.blocks[2]])  # type: ignore[list-item]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x)
-        for block in (*self.blocks, *self.again):
+        for block in (*self.blocks, *self.again.children(), self.again[3]):
             x = x + torch.tanh(block(x))
         return self.last(x)
 

@@ -248,3 +248,29 @@ def test_what_transformers_would_draw_anew_is_missing(tmp_path: Path) -> None:
         trainer_of(model).load_state_dict(tmp_path / "theirs")
     assert trainer_of(model).load_state_dict(tmp_path / "theirs", strict=False).missing_keys == ["score.weight"]
     assert torch.equal(model.score.weight, before)
+
+
+class Caching(nn.Module):
+    """Keeps what it computes from sizes in a buffer that is there from its first forward pass on, as ALiBi does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.register_buffer("places", torch.arange(4.0), persistent=False)
+        return self.layers(x) + self.places
+
+
+def keys_of_what_caches(folder: str) -> list[str]:
+    model = Caching()
+    plan, optimizer = Plan(tensor_parallel_degree=2), torch.optim.SGD(model.parameters(), 0.1)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, plan, sample=torch.randn(8, 4))
+    trainer.step((torch.ones(8, 4), torch.ones(8, 4)))
+    trainer.save(f"{folder}/checkpoint")
+    return list(trainer.state_dict())
+
+
+def test_buffers_that_a_forward_pass_makes_do_not_keep_a_state_from_being_saved(tmp_path: Path) -> None:
+    for keys in run_ranks(keys_of_what_caches, 2, str(tmp_path)):
+        assert keys == list(Caching().state_dict())

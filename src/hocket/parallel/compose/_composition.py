@@ -86,7 +86,7 @@ class Composition:
         found = [shard for item in (*self.form.owned, *self.form.frozen) for shard in item.shards(item.leaf.detach())]
         for module, names in self.modules:
             for name, buffer in module.named_buffers():
-                if names[name] in self.outline.tensors:
+                if names.get(name) in self.outline.tensors:  # not one that a forward pass has made
                     found += self.places[names[name]].shards((0,) * buffer.ndim, buffer)
         return found
 

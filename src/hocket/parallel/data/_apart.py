@@ -29,11 +29,13 @@ class Apart:
         wrong: Places among the tensors of the output that differ, each with a sentence that says how.
         state: Buffers that a pass changes.
         batch_second: Whether a layer of the model takes the batch as the second dimension.
+        changing: Parameters that each pass changes.
     """
 
     wrong: dict[int, str] = field(default_factory=dict)
     state: list[ChangedBuffer] = field(default_factory=list)
     batch_second: bool = False
+    changing: list[str] = field(default_factory=list)
 
     def relevant(self, outputs: Sequence[torch.Tensor], loss: torch.Tensor) -> str:
         """Return how an output differs from which the loss was computed, or which has no gradient that would tell."""
@@ -73,6 +75,7 @@ def look_apart(module: torch.nn.Module, inputs: Any, samples: int, *, summed: bo
     parts = [(0, cut), (cut, samples)]
     tolerances = _Tolerances(module)
     found = Apart(batch_second=any(map(_takes_batch_second, module.modules())))
+    left: dict[str, str] = {}
     with ExitStack() as stack:
         stack.enter_context(undisturbed([module]))
         stack.enter_context(torch_adapter.without_collectives())
@@ -81,14 +84,18 @@ def look_apart(module: torch.nn.Module, inputs: Any, samples: int, *, summed: bo
         try:
             for calm in (as_trained, as_evaluated):
                 calm([module])
-                whole, again = (_run(module, probe, inputs, seed) for seed in (0, 1))
+                whole = _run(module, probe, inputs, 0)
+                left = left or _sums(module)
+                again = _run(module, probe, inputs, 1)
                 if all(tolerances.close(a, b, 1e-2) for a, b in zip(whole.outputs, again.outputs, strict=True)):
                     break
             else:
-                return None
+                found.changing = _changed(left, module)
+                return found if found.changing else None
             some = [_run(module, probe, Cutter(None).cut(inputs, *part), 0) for part in parts]
         except Exception:  # a model that takes no part of a batch is told elsewhere
             return None
+    found.changing = _changed(left, module)
     if any(len(one.outputs) != len(whole.outputs) for one in some):
         return found
     weights = [(b - a) / samples for a, b in parts]
@@ -106,6 +113,20 @@ def look_apart(module: torch.nn.Module, inputs: Any, samples: int, *, summed: bo
             if said:
                 found.wrong[i] = said
     return found
+
+
+def _sums(module: torch.nn.Module) -> dict[str, str]:
+    """Return the sum of each parameter, which tells whether it has changed."""
+    found = {}
+    for name, p in module.named_parameters():
+        own = p.to_local() if hasattr(p, "to_local") else p
+        found[name] = str(own.detach().sum(dtype=torch.complex128 if p.is_complex() else torch.float64).tolist())
+    return found
+
+
+def _changed(before: dict[str, str], module: torch.nn.Module) -> list[str]:
+    after = _sums(module)
+    return [name for name, one in before.items() if after.get(name) != one]
 
 
 def as_trained(modules: Sequence[torch.nn.Module]) -> None:

@@ -143,6 +143,7 @@ class DataParallel(torch.nn.Module):
         if share is not None and self._outputs is not None and self._apart is None:
             summed = None if note is not None and note.stated else self._loss_reduction == "sum"
             self._apart = look_apart(self.module, inputs, share.samples, summed=summed)
+            self._refuse_parameters(self._apart.changing if self._apart is not None else [])
         self._share = 1.0 if share is None else share.weight
         self._check_parameters()
         # Where passes on several batches meet in one back-propagation, each has its samples' weight.
@@ -153,6 +154,22 @@ class DataParallel(torch.nn.Module):
             self.send_buffers()
         self._buffers_differ = self._broadcast_buffers and reducer.synchronises
         return factor
+
+    def _refuse_parameters(self, changing: list[str]) -> None:
+        """Refuse those that each forward pass changes, since more are made than the loop's, and what counts lookups."""
+        if changing:
+            raise RuntimeError(
+                f"each forward pass changes parameter {changing[0]!r}, and more are made than those of your loop (a "
+                "look at the model, before the first): change it after optimizer.step(), or keep what is not trained "
+                "in buffers (a teacher that follows its student, say)"
+            )
+        for name, one in self.module.named_modules():
+            counting = isinstance(one, torch.nn.Embedding | torch.nn.EmbeddingBag) and one.scale_grad_by_freq
+            if counting and not hasattr(one, "exchange") and one.weight.requires_grad:
+                raise RuntimeError(
+                    f"{name} has scale_grad_by_freq, which goes by how often the whole batch looks up a row, and a "
+                    "rank has a part of it: leave it out, or take hocket.Trainer and a plan that does not cut batches"
+                )
 
     def _check_parameters(self) -> None:
         """Refuse parameters that the model had not when it was distributed, in some of the forward passes."""

@@ -307,7 +307,7 @@ def blocks(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
 def _descend(module: torch.nn.Module, found: list[torch.nn.Module]) -> None:
     for child in module.children():
         if isinstance(child, torch.nn.ModuleList | torch.nn.Sequential):
-            for item in child:
+            for item in child.children():  # but for those that are None
                 if _uncalled(item):
                     _descend(item, found)
                 elif _has_parameters(item):
