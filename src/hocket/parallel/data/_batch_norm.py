@@ -231,7 +231,7 @@ def synchronise(model: nn.Module, world: World) -> list[str]:
             own = type(module)
             named = type(f"Synchronised{own.__name__}", (_SynchronisedSubclass, own), {})
             module.__class__ = SynchronisedBatchNorm if own in _PLAIN else named
-            module._own = own
+            module._own = own  # type: ignore[assignment]
         module.world = world  # type: ignore[assignment]
         changed.append(name)
     return changed
