@@ -214,7 +214,7 @@ def divide_layers(draft: Draft) -> None:
     ranks = mesh["pipeline"].size
     parts = plan.micro_batches * mesh["data"].size
     deferred = any(map(is_deferred, model.parameters()))
-    sample = _first(_FEWEST if deferred else max(_FEWEST, samples_in(draft.inputs) // parts), draft.inputs)
+    sample = _first(_FEWEST, draft.inputs) if deferred else _micro_batch(draft.inputs, parts)
     times: Any = None
     link = None
     count, passes = ranks * plan.stages_per_rank, plan.micro_batches * plan.stages_per_rank
@@ -296,6 +296,11 @@ CARRIED: dict[str, Callable[[Draft], None]] = {
     "spatial": divide_samples,
 }
 """By the name of an axis, how a model is divided along it, in this order. An axis that only replicates has no line."""
+
+
+def _micro_batch(sample: Inputs, parts: int) -> Inputs:
+    """Return one of so many parts of a batch."""
+    return _first(max(_FEWEST, samples_in(sample) // parts), sample)
 
 
 def _first(count: int, sample: Inputs) -> Inputs:
