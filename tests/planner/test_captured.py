@@ -130,7 +130,10 @@ def test_ranks_that_go_in_step_wait_longer_the_more_they_are(captured: Workload,
 
 
 def test_ranks_wait_longer_at_blocks_that_they_compute_for_longer(captured: Workload, network: Network) -> None:
-    waits, plan = Constants(prefetch=False, block_wait_s=1e-3), Plan(shard="parameters").resolve(4)
+    waits, plan = (
+        Constants(prefetch=False, block_wait_s=1e-3, block_computed_s=2e-3),
+        Plan(shard="parameters").resolve(4),
+    )
     held = [layer.parameters > 0 for layer in captured.layers]
     for times_as_long in (1.0, 0.05):
         layers = [

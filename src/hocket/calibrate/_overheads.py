@@ -110,6 +110,7 @@ class _Measured:
             "fetch_share": min(1.0, max(0.02, (wide_s - thin_s) / max(1e-9, large - one))),
             "block_s": max(0.0, one - thin_s - 2 * tensor_s) * alone,
             "block_wait_s": more * alone,
+            "block_computed_s": self._besides("much") / _BLOCKS,
             "tensor_s": tensor_s / crowd,
         }
 

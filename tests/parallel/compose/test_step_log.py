@@ -42,4 +42,5 @@ def test_operations_belong_to_the_trainer_that_steps_and_trainers_at_rest_do_not
         assert [len(spans) % counted for spans in each] == [0, 0]
         for layers, spans in zip((1, 2), each, strict=True):
             gradients = 4 * (8 * 8 + 8) * layers
-            assert gradients <= sum(span.nbytes for span in spans) / counted <= gradients + 120  # the tally of the loss, padding
+            nbytes = sum(span.nbytes for span in spans) / counted
+            assert gradients <= nbytes <= gradients + 120  # the tally of the loss, padding

@@ -67,7 +67,8 @@ class Constants:
         gradient_shard_s: and where gradients are sharded as well, which are reduced for each further part of a batch.
         block_s: What a block with sharded parameters costs for each pass besides what is fetched, of two ranks; more
             wait longer for each other (`waiting`),
-        block_wait_s: what it costs besides where ranks compute it for 2 ms or longer, and a part of that for less,
+        block_wait_s: what it costs besides where ranks compute it, forward and back, for
+        block_computed_s: or longer; where for less, a part of that,
         tensor_s: and each of its tensors.
         divided_times: How many times as long ranks compute that share layers as their part of the work would
             have them: less than 1 where a part of the weights stays in a cache and the whole does not, more where
@@ -115,6 +116,7 @@ class Constants:
     gradient_shard_s: float = 0.0
     block_s: float = 0.0
     block_wait_s: float = 0.0
+    block_computed_s: float = 0.0
     tensor_s: float = 0.0
     divided_times: float = 1.0
     exchange_s: float = 0.0

@@ -31,9 +31,6 @@ from ._stages import stage_cuts
 # Pipelines whose ranks share processors are followed from event to event up to so many actions times ranks, some 50 ms.
 _FOLLOWED = 4096
 _MESSAGE = 1e6  # bytes, of which the link between two stages that takes longest is the slowest
-# Ranks that compute a block for so long wait for each other at it as long as ever: about a scheduler's slice of a
-# processor. Chosen with the measured plans of twelve models in view (benchmarks/2026-11-26-plans.md).
-_APART_S = 2e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,7 +401,8 @@ def _sharding(plan: Plan, profile: Profile, times: LayerTimes, layers: np.ndarra
     if plan.shard == "parameters":
         held = profile.by_block(profile.held(plan).parameter_bytes[layers], layers) > 0
         computed_s = profile.by_block((times.forward + times.backward + times.again)[layers], layers)[held]
-        apart = float(np.minimum(1.0, computed_s / _APART_S).sum())
+        most_s = max(constants.block_computed_s, 1e-12)
+        apart = float(np.minimum(1.0, computed_s / most_s).sum())
         # Stages wait for each other, too, but once a pass and not for every block.
         waits_s = constants.block_s * float(held.sum()) + constants.block_wait_s * apart
         waits_s *= waiting(together * math.sqrt(plan.pipeline_parallel_degree))
