@@ -8,8 +8,10 @@ import functools
 import importlib
 import itertools
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
@@ -99,6 +101,24 @@ def replace_rendezvous(scheme: str, handler: Callable[..., Any]) -> None:
 def default_store() -> Any:
     """Return the store by which the ranks of torch's default group have found each other."""
     return _any._get_default_store()
+
+
+_QUICK_S = 0.03
+
+
+def wait_for(store: Any, keys: list[str], timeout: timedelta) -> None:
+    """Wait for keys of a store; those of a file, at which torch looks every 10 ms, are looked for sooner at first.
+
+    Raises:
+        torch.distributed.DistStoreError: they did not come in time, or the store is gone.
+    """
+    base, begin_s, pause_s = store, time.monotonic(), 1e-4
+    while hasattr(base, "underlying_store"):
+        base = base.underlying_store
+    while isinstance(base, FileStore) and time.monotonic() - begin_s < _QUICK_S and not store.check(keys):
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 1e-3)
+    store.wait(keys, timeout)
 
 
 def queue_callback(callback: Callable[[], None]) -> None:

@@ -136,7 +136,7 @@ def find_hosts(
     keys = [f"hocket/host/{r}" for r in range(size)]
     begin_s = time.monotonic()
     try:
-        store.wait(keys, timeout)
+        c10d.wait_for(store, keys, timeout)
     except Exception as error:
         waited_s = time.monotonic() - begin_s
         if waited_s < timeout.total_seconds() / 2:  # the store itself is gone
@@ -170,5 +170,5 @@ def _all_agree(store: Any, rank: int, size: int, timeout: timedelta, can: bool) 
     """Return whether every rank of every host can."""
     store.set(f"hocket/can/{rank}", "yes" if can else "no")
     keys = [f"hocket/can/{r}" for r in range(size)]
-    store.wait(keys, timeout)
+    c10d.wait_for(store, keys, timeout)
     return all(answer == b"yes" for answer in store.multi_get(keys))

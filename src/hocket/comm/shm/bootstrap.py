@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from .. import torch_adapter
 from . import kernel as _kernel
 from ._channel import SEGMENT_NBYTES, Channel
 from ._peers import Peer
@@ -50,7 +51,7 @@ def connect(
             problem = f"no shared memory: {error}"
     store.set(f"hocket/shm/{rank}", json.dumps(mine))
     keys = [f"hocket/shm/{r}" for r in range(size)]
-    store.wait(keys, timeout)
+    torch_adapter.wait_for(store, keys, timeout)
     peers: list[Peer] = []
     if problem is None and segment is not None:
         infos = [json.loads(raw) for raw in store.multi_get(keys)]
@@ -64,7 +65,7 @@ def connect(
             problem = f"rank {rank} cannot map the memory of rank {len(peers)}: {error}"
     store.set(f"hocket/shm/{rank}/verdict", problem or "ok")
     verdicts = [f"hocket/shm/{r}/verdict" for r in range(size)]
-    store.wait(verdicts, timeout)
+    torch_adapter.wait_for(store, verdicts, timeout)
     refusals = [v.decode() for v in store.multi_get(verdicts) if v != b"ok"]
     if segment is not None:
         segment.close()  # mapped by everyone by now

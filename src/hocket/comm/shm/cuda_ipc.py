@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from .. import torch_adapter
 from ..transport import CollectiveTimeoutError, CommError
 from . import bootstrap as _bootstrap
 from ._channel import Channel
@@ -223,7 +224,7 @@ def _exchanged(
     store.set(f"hocket/{what}/{rank}", mine)
     keys = {r: f"hocket/{what}/{r}" for r in ranks}
     try:
-        store.wait(list(keys.values()), timeout)
+        torch_adapter.wait_for(store, list(keys.values()), timeout)
     except RuntimeError as error:  # of a time-out stores have several errors
         missing = tuple(r for r, key in keys.items() if not store.check([key]))
         if not missing:
