@@ -190,10 +190,15 @@ def test_what_a_warden_is_at_is_left_to_it(job: Any, temporary: Path, wait_until
     wait_until(lambda: not directory.exists() and _sweep.start_ticks(keeping) is None)
 
 
-def test_nothing_that_ends_a_launcher_ends_a_warden_that_has_just_begun() -> None:
+def test_nothing_that_ends_a_launcher_ends_a_warden_that_has_just_begun(wait_until: Any) -> None:
     with Job() as job:
-        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-        (keeping,) = [pid for pid in pids if _sweep.warden_of(pid) == job.name]
+
+        def wardens() -> list[int]:
+            pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+            return [pid for pid in pids if _sweep.warden_of(pid) == job.name]
+
+        wait_until(wardens)
+        (keeping,) = wardens()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
             os.kill(keeping, number)  # before Python has begun there
         time.sleep(0.5)
