@@ -33,7 +33,7 @@ def numbers(library, backend, launcher=HOCKET_RUN):
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HOCKET_TIMEOUT": "60"},
     )
-    # Gloo's own threads abort some runs at their end, when the numbers are out: 3 of 20 on a busy machine, none of ours.
+    # Gloo aborts some runs at their end, when the numbers are out: 3 of 20 on a busy machine, where none of ours did.
     assert ran.returncode == 0 or (backend == "gloo" and "numbers " in ran.stdout), ran.stderr[-3000:]
     (line,) = [line for line in ran.stdout.splitlines() if line.removeprefix("[0] ").startswith("numbers ")]
     return json.loads(line.removeprefix("[0] ").removeprefix("numbers "))
