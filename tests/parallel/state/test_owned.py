@@ -52,3 +52,16 @@ def test_a_pipeline_refuses_an_optimizer_that_needs_all_gradients() -> None:
     with pytest.raises(PlanError, match="depends on those of others"):
         check_arguments(model, Clipped(model.parameters(), lr=0.1), Plan(pipeline_parallel_degree=2))
     check_arguments(model, Clipped(model.parameters(), lr=0.1), Plan())
+
+
+def test_an_optimizer_that_has_stepped_keeps_its_state_and_none_is_copied() -> None:
+    class Held(torch.Tensor):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise AssertionError("state was copied")
+
+    model = _model()
+    optimizer = Clipped(model.parameters(), lr=0.1, momentum=0.9)
+    for p in model.parameters():
+        optimizer.state[p]["momentum_buffer"] = torch.ones_like(p).as_subclass(Held)
+    assert updates_meet(optimizer)  # an error in it would be taken for "not found"
+    assert all(bool((entry["momentum_buffer"] == 1).all()) for entry in optimizer.state.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,10 +77,13 @@ def updates_meet(optimizer: Any) -> bool:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def stepped(factor: float) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        toys = [torch.nn.Parameter(torch.rand([min(size, 3) for size in p.shape], dtype=p.dtype)) for p in parameters]
-        twin = copy.deepcopy(optimizer, {id(p): toy for p, toy in zip(parameters, toys, strict=True)})
-        twin.state.clear()
+        torch.default_generator.manual_seed(0)  # the CPU's alone: that of a GPU would not be put back
+        toys = [
+            torch.nn.Parameter(torch.rand([min(n, 3) for n in p.shape], dtype=p.dtype, device="cpu"))
+            for p in parameters
+        ]
+        others = {id(p): toy for p, toy in zip(parameters, toys, strict=True)}
+        twin = copy.deepcopy(optimizer, {**others, id(optimizer.state): defaultdict(dict)})
         for _ in range(2):
             for i, toy in enumerate(toys):
                 toy.grad = torch.rand_like(toy) * (factor if i % 2 else 1.0)
