@@ -52,6 +52,22 @@ def test_environment_is_set_for_the_ranks_only(launched: Any, script: Any) -> No
     assert dict(os.environ) == before
 
 
+def test_ranks_get_huge_pages_and_one_hash_seed_unless_the_user_has_chosen(
+    launched: Any, script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def given(**environment: str) -> dict[str, str]:
+        ran = launched(script(DUMP), n=1, env=environment)
+        return {name: json.loads(ran.out)["env"][name] for name in ("PYTHONHASHSEED", "GLIBC_TUNABLES")}
+
+    for name in ("PYTHONHASHSEED", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    assert given() == {"PYTHONHASHSEED": "0", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    assert given(GLIBC_TUNABLES="")["GLIBC_TUNABLES"] == ""
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=7")
+    monkeypatch.setenv("PYTHONHASHSEED", "3")
+    assert given() == {"PYTHONHASHSEED": "3", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"}
+
+
 def test_cores_are_shared_out_unless_the_user_has_chosen(
     launched: Any, script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

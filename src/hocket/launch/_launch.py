@@ -239,7 +239,7 @@ def dry_run(arguments: LaunchArguments) -> dict[str, Any]:
         "command": rank_command(arguments, "JOB_DIRECTORY"),
         "environment": {
             **({"OMP_NUM_THREADS": str(threads)} if threads else {}),
-            **_hash_seed(),
+            **_defaults(),
             **arguments.environment,
         },
         "nproc": arguments.nproc,
@@ -270,9 +270,14 @@ def threads_of_rank(ranks: int) -> int | None:
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
-def _hash_seed() -> dict[str, str]:
-    """Return what gives sets of strings one order in all ranks, unless the user has chosen it."""
-    return {} if "PYTHONHASHSEED" in os.environ else {"PYTHONHASHSEED": "0"}
+def _defaults() -> dict[str, str]:
+    """Return variables that every rank gets unless the user has chosen them.
+
+    Sets of strings have one order in all ranks. Memory comes in huge pages (glibc 2.35, `glibc.malloc.hugetlb`): what a
+    step frees goes back to the system and is taken anew in the next, and the kernel clears every page.
+    """
+    usual = {"PYTHONHASHSEED": "0", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    return {name: value for name, value in usual.items() if name not in os.environ}
 
 
 def _rank_threads(arguments: LaunchArguments) -> int | None:
@@ -365,7 +370,7 @@ class _RunningJob(JobListener):
         self._attempts += 1
         for local_rank, environment in environments.items():
             environment[JOB_VARIABLE] = self._job.name
-            environment.update(_hash_seed())
+            environment.update(_defaults())
             environment["HOCKET_SAVED_FILE"] = self.saved_file
             if threads is not None:
                 environment["OMP_NUM_THREADS"] = str(threads)

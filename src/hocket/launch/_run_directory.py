@@ -47,6 +47,7 @@ _OTHERS = (
     "JOB_",
     "TORCHELASTIC_",
     "MALLOC_",
+    "GLIBC_",
 )
 
 
