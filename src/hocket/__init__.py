@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         integrations,
         keras,
         launch,
+        optim,
         parallel,
         planner,
         profile,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
         workloads,
     )
     from hocket.parallel import Trainer, average, deferred, distribute, read_state_dict, resume, shard, total
-    from hocket.parallel.state import optim
     from hocket.planner import Plan
 
 __version__ = "0.1.0.dev0"
@@ -52,7 +52,6 @@ _HOMES = {
     "average": "hocket.parallel",
     "deferred": "hocket.parallel",
     "distribute": "hocket.parallel",
-    "optim": "hocket.parallel",
     "read_state_dict": "hocket.parallel",
     "resume": "hocket.parallel",
     "shard": "hocket.parallel",
