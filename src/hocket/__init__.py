@@ -63,7 +63,10 @@ _PACKAGES = frozenset(__all__) - _HOMES.keys() - {"__version__"}
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first asked for (PEP 562)."""
     if name in _PACKAGES:
-        return importlib.import_module(f"hocket.{name}")  # the import system sets the attribute by itself
+        try:
+            return importlib.import_module(f"hocket.{name}")  # the import system sets the attribute by itself
+        except ImportError as error:  # `help(hocket)` asks for all, also for `keras` without Keras
+            raise AttributeError(str(error)) from error
     if name in _HOMES:
         value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value
