@@ -98,6 +98,9 @@ def test_a_record_whose_texts_are_damaged_is_left_out(tmp_path: Path) -> None:
     whole = file.read_bytes()
     file.write_bytes(whole[: lay.TEXTS_FROM + 4] + b"\0" + whole[lay.TEXTS_FROM + 5 :])
     assert [one.rank for one in read_run(tmp_path).ranks] == [1]
+    file.write_bytes(b"\x7f" * len(whole))  # it is no job that began later, and has more ranks
+    assert [one.rank for one in read_run(tmp_path).ranks] == [1]
+    assert [one.rank for one in live_ranks(tmp_path)] == [1]
 
 
 def program(folder: str) -> None:
