@@ -247,7 +247,7 @@ def api_page() -> str:
         "`python -m pytest tests/test_docs.py --golden-update` writes this page.\n"
     ]
     for name in PACKAGES:
-        package = importlib.import_module("hocket.parallel.state.optim" if name == "hocket.optim" else name)
+        package = importlib.import_module(name)
         rows = [
             f"| `{public}` | {summary(getattr(package, public))} |"
             for public in sorted(package.__all__, key=str.lower)

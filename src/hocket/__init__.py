@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         integrations,
         keras,
         launch,
+        optim,
         parallel,
         planner,
         profile,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
         workloads,
     )
     from hocket.parallel import Trainer, average, deferred, distribute, read_state_dict, resume, shard, total
-    from hocket.parallel.state import optim
     from hocket.planner import Plan
 
 __version__ = "0.1.0.dev0"
@@ -52,7 +52,6 @@ _HOMES = {
     "average": "hocket.parallel",
     "deferred": "hocket.parallel",
     "distribute": "hocket.parallel",
-    "optim": "hocket.parallel",
     "read_state_dict": "hocket.parallel",
     "resume": "hocket.parallel",
     "shard": "hocket.parallel",
@@ -64,7 +63,10 @@ _PACKAGES = frozenset(__all__) - _HOMES.keys() - {"__version__"}
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first asked for (PEP 562)."""
     if name in _PACKAGES:
-        return importlib.import_module(f"hocket.{name}")  # the import system sets the attribute by itself
+        try:
+            return importlib.import_module(f"hocket.{name}")  # the import system sets the attribute by itself
+        except ImportError as error:  # `help(hocket)` asks for all, also for `keras` without Keras
+            raise AttributeError(str(error)) from error
     if name in _HOMES:
         value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value

@@ -66,7 +66,8 @@ def test_a_cluster_s_toml_is_read_back(capsys: pytest.CaptureFixture[str], tmp_p
         (("cluster", "show", "star:hosts=two"), "hosts: "),
         (("cluster", "probe", "--sizes", "8B,1e9GiB"), "--sizes: 976,562 TiB is too much"),
         (("cluster", "probe", "--sizes", "8B,8"), "--sizes 8B,8: latency and bandwidth make a line"),
-        (("simulate", "step", "--cluster", "closet", "-n", "9"), "9"),
+        (("simulate", "step", "--cluster", "closet", "-n", "9" * 20), "closet has 8 ranks"),
+        (("simulate", "collective", "--cluster", "closet", "-n", "9" * 20), "closet has 8 ranks"),
         (("simulate", "step", "--cluster", "closet", "--gradients", "much"), "'much' is no number of bytes"),
         (("simulate", "collective", "--cluster", "closet", "--collective", "all"), "collective 'all' is unknown"),
         (("simulate", "pipeline", "--cluster", "closet", "--stages", "9"), "the step has 9 ranks"),
@@ -80,6 +81,18 @@ def test_bad_input_is_one_clear_error(
     assert out == ""
     assert told in err
     assert "Traceback" not in err
+
+
+def test_a_simulation_that_memory_cannot_hold_is_one_clear_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("hocket.simulate.simulate_schedule", too_large)
+    code, _, err = run(capsys, "simulate", "collective", "--cluster", "closet")
+    assert code == 2
+    assert "there is not enough memory for it; ask for less" in err
 
 
 def test_simulate_compares_algorithms(capsys: pytest.CaptureFixture[str]) -> None:

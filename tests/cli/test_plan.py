@@ -314,14 +314,42 @@ def broken():
             b"\xff\xfe",
             "bad.csv is no CSV: 'utf-8'",
         ),
+        (("plan", "gpt-7b", "-n", "2", "--plan"), "deep.toml", b"a = " + b"[" * 100_000, "deep.toml' is not TOML: max"),
+        (("cluster", "show"), "deep.toml", b"a = " + b"[" * 100_000, "deep.toml: this is no TOML: maximum recursion"),
+        (("schedule", "verify"), "deep.json", b"[" * 100_000, "deep.json: no JSON: maximum recursion"),
+        (("compare", "trace.json"), "trace.json", b"[" * 100_000, "is not JSON: maximum recursion"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(
     capsys: Captured, tmp_path: Path, words: tuple[str, ...], name: str, content: bytes, said: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    assert run(*words, str(tmp_path / name)) == 2
+    assert run(*[str(tmp_path / word) if word == name else word for word in words], str(tmp_path / name)) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(capsys: Captured, tmp_path: Path) -> None:
+    """As editors of Windows write it."""
+    plan, cluster, workload = tmp_path / "plan.toml", tmp_path / "mine.toml", tmp_path / "workload.txt"
+    plan.write_text("micro_batches = 3", encoding="utf-8-sig")
+    assert Plan.from_toml(plan).micro_batches == 3
+    assert run("cluster", "show", "star:hosts=2,server=dgx-a100", "--toml") == 0
+    cluster.write_text(capsys.readouterr().out, encoding="utf-8-sig")
+    words = ("plan", "gpt-7b", "-n", "2", "--cluster", str(cluster))
+    assert run(*words, "--workload-out", str(workload)) == 0
+    workload.write_text(workload.read_text(), encoding="utf-8-sig")
+    assert run("plan", str(workload), *words[2:]) == 0
+
+
+def test_a_plan_may_come_through_a_pipe(capsys: Captured) -> None:
+    """As `--plan <(program)` has it: it is read once, a second look finds nothing."""
+    reading, writing = os.pipe()
+    os.write(writing, b"tensor_parallel_degree = 8")
+    os.close(writing)
+    plan = f"/dev/fd/{reading}"
+    found = run_json(capsys, "plan", "gpt-7b", "-n", "8", "--cluster", "selene-like", "--batch", "8", "--plan", plan)
+    os.close(reading)
+    assert found["describe"] == "1 data x 8 tensor"
 
 
 def test_a_function_that_wants_arguments_is_one_error(capsys: Captured, tmp_path: Path) -> None:

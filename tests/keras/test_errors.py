@@ -240,3 +240,11 @@ def test_an_old_keras_is_refused() -> None:
 def test_a_missing_keras_is_told_with_the_extra_to_install() -> None:
     done = run_python("import sys; sys.modules['keras'] = None; import hocket.keras")
     assert "hocket[keras]" in done.stderr
+
+
+def test_help_goes_over_a_missing_keras() -> None:
+    look = "import inspect, hocket; print(dict(inspect.getmembers(hocket)).keys()); hocket.keras"
+    done = run_python(f"import sys; sys.modules['keras'] = None; {look}")
+    assert "'Trainer'" in done.stdout
+    assert "'keras'" not in done.stdout
+    assert "AttributeError: hocket.keras needs Keras 3, which is not installed: pip install" in done.stderr

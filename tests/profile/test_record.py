@@ -79,6 +79,30 @@ def test_a_record_of_another_form_is_refused(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
+def test_a_row_whose_text_is_not_there_is_left_out(tmp_path: Path) -> None:
+    """As where a disk has damaged the file."""
+    record = RankRecord(tmp_path, 0, 1)
+    record.span(lay.PHASE, 1.0, 2.0, "evaluation")
+    file = tmp_path / lay.FILE.format(0)
+    whole = file.read_bytes()
+    assert list(read_run(tmp_path).ranks[0].phases()) == ["evaluation"]
+    end = whole.index(b'"evaluation"') - 2
+    file.write_bytes(whole[: lay.TEXTS_AT] + (end - lay.TEXTS_FROM).to_bytes(8, "little") + whole[lay.TEXTS_AT + 8 :])
+    assert list(read_run(tmp_path).ranks[0].phases()) == []
+
+
+def test_a_record_whose_texts_are_damaged_is_left_out(tmp_path: Path) -> None:
+    RankRecord(tmp_path, 0, 2)
+    RankRecord(tmp_path, 1, 2)
+    file = tmp_path / lay.FILE.format(0)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: lay.TEXTS_FROM + 4] + b"\0" + whole[lay.TEXTS_FROM + 5 :])
+    assert [one.rank for one in read_run(tmp_path).ranks] == [1]
+    file.write_bytes(b"\x7f" * len(whole))  # it is no job that began later, and has more ranks
+    assert [one.rank for one in read_run(tmp_path).ranks] == [1]
+    assert [one.rank for one in live_ranks(tmp_path)] == [1]
+
+
 def program(folder: str) -> None:
     """One operation that the caller carries out, and one that it waits for later."""
     watch(folder=folder)

@@ -47,7 +47,7 @@ def from_toml(text: str) -> Choices:
     """
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ScheduleError(f"no TOML: {error}") from None
     if unknown := sorted(document.keys() - {"choice"}):
         raise ScheduleError(f"$.{unknown[0]} is unknown; rows are written as [[choice]]")

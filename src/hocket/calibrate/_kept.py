@@ -131,7 +131,7 @@ def _choices() -> str:
     said = os.environ.get("HOCKET_CHOICES", "")
     try:
         return Path(said).read_text(encoding="utf-8") if said.endswith(".toml") else said
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return said
 
 

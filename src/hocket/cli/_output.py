@@ -31,11 +31,13 @@ def bad_input(verb: str, message: object) -> NoReturn:
 
 @contextmanager
 def one_error(verb: str, kind: type[Exception] = ValueError) -> Iterator[None]:
-    """Open a block in which an error of this kind ends the verb, as `bad_input` does."""
+    """Open a block in which an error of this kind, or a want of memory, ends the verb, as `bad_input` does."""
     try:
         yield
     except kind as error:
         bad_input(verb, error)
+    except MemoryError as error:
+        bad_input(verb, f"{str(error) or 'there is not enough memory for it'}; ask for less, such as fewer ranks")
 
 
 def write_file(verb: str, path: Path, text: str, option: str = "") -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,7 +52,7 @@ def ask(
     workers: int,
     *,
     device: str | None,
-    plan: Path | None,
+    plan: Plan | None,
     precision: str | None,
     constant: Sequence[str] | None,
     degrees: Sequence[int] = (2, 4, 8),  # see `hocket.workload.capture`
@@ -63,7 +62,7 @@ def ask(
     Raises:
         TargetError: there is no such workload, constant or precision.
         WorkloadError: it cannot be captured, or not be planned in float8.
-        PlanError: the file holds no plan.
+        PlanError: there is no such precision.
     """
     own = constant or []
     constants = _constants(cluster, own)
@@ -93,19 +92,19 @@ def _constants(cluster: Cluster, given: Sequence[str]) -> Constants:
     return Constants.of({**cluster.reached, **told})
 
 
-def _with_plan(workload: Workload, file: Path | None, precision: str | None) -> tuple[Workload, Plan]:
+def _with_plan(workload: Workload, plan: Plan | None, precision: str | None) -> tuple[Workload, Plan]:
     """Return the workload with products as a plan says, or in its own precision where none is asked for; and the plan.
 
-    The plan is a file's, or plain data parallelism, in the precision that is asked for.
+    The plan is the user's, or plain data parallelism, in the precision that is asked for.
 
     Raises:
         TargetError: a precision is asked for that the workload is not in.
         WorkloadError: it cannot be planned in float8.
-        PlanError: the file holds no plan, or there is no such precision.
+        PlanError: there is no such precision.
     """
     from hocket.planner import Plan
 
-    plan = Plan.from_toml(file) if file is not None else Plan()
+    plan = plan or Plan()
     if precision is not None:
         plan = dataclasses.replace(plan, precision=precision)  # type: ignore[arg-type]
     if plan.precision == "float8":

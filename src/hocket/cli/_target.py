@@ -77,7 +77,7 @@ def _file(path: Path) -> Workload:
     if path.suffix == ".py":
         raise TargetError(f"{path}: write {path}:build, the name of a function that returns the model and a sample")
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        return parse(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise TargetError(f"{path} cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, WorkloadError) as error:

@@ -125,7 +125,7 @@ def fit(
     with one_error("cluster fit"):
         found = load(what)
         try:
-            text = sweep.read_text(encoding="utf-8")
+            text = sweep.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{str(sweep)!r} cannot be read: {error}") from None
         points = read_sweep(text, kind=collective, ranks=ranks)

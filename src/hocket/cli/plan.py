@@ -55,7 +55,7 @@ def plan(
 ) -> None:
     """Choose how to train a model on many workers: the fastest plan that fits, why, and what comes second."""
     from hocket.cluster import load
-    from hocket.planner import explain, plan_rows, predict, search, with_reasons
+    from hocket.planner import Plan, explain, plan_rows, predict, search, with_reasons
     from hocket.units import parse_bytes
 
     wanted = {
@@ -77,10 +77,11 @@ def plan(
     try:
         limit = parse_bytes(memory) if memory is not None else None
         where = load(cluster)
-        degrees = _degrees(workers, tensor, given)
+        judged = None if given is None else Plan.from_toml(given)
         asked = ask(
-            target, where, workers, device=device, plan=given, precision=precision, constant=constant, degrees=degrees
-        )
+            target, where, workers, device=device, plan=judged, precision=precision, constant=constant,
+            degrees=_degrees(workers, tensor if judged is None else judged.tensor_parallel_degree),
+        )  # fmt: skip
         workload = asked.workload
         if workload_out is not None:
             write_file("plan", workload_out, str(workload), "--workload-out ")
@@ -113,12 +114,8 @@ def plan(
         typer.echo("\n" + chosen.to_toml().rstrip())
 
 
-def _degrees(workers: int, tensor: int | None, given: Path | None) -> list[int]:
+def _degrees(workers: int, tensor: int | None) -> list[int]:
     """Return the numbers of workers that may divide a captured model's tensors: those of a host, and the asked one."""
-    from hocket.planner import Plan
-
-    if given is not None:
-        tensor = Plan.from_toml(given).tensor_parallel_degree
     return [degree for degree in range(2, 9) if workers % degree == 0 or degree in (2, 4, 8)] + [tensor or 1]
 
 

@@ -39,7 +39,7 @@ def predict(
 ) -> None:
     """Predict throughput, efficiency and cost by workers, and what another network would do."""
     from hocket.cluster import load
-    from hocket.planner import LEVEL, Network, curve_of_fit, curves_svg, fit_scaling, scaling_curves
+    from hocket.planner import LEVEL, Network, Plan, curve_of_fit, curves_svg, fit_scaling, scaling_curves
     from hocket.planner import predict as predict_plan
 
     fits: dict[str, ScalingFit] = {}
@@ -70,7 +70,8 @@ def predict(
             taken = _taken(fits, network.local, measured)
         else:
             most = max(counts)
-            asked = ask(target, where, most, device=device, plan=plan, precision=precision, constant=constant)
+            given = None if plan is None else Plan.from_toml(plan)
+            asked = ask(target, where, most, device=device, plan=given, precision=precision, constant=constant)
             workload, constants = asked.workload, asked.constants
             unit = f"{workload.unit}s"
             each = batch or workload.batch
@@ -138,7 +139,7 @@ def _read(path: Path) -> dict[str, dict[int, float]]:
     import csv
 
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [row for row in csv.reader(file) if row and not row[0].startswith("#")]
     except OSError as error:
         raise ValueError(f"--measured {str(path)!r} cannot be read: {error.strerror}") from None

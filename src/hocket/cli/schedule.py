@@ -153,7 +153,7 @@ def verify(
         return
     asked = _resolve("verify", what, kind, world, root, cluster)
     one = asked.schedule
-    with one_error("schedule verify", MemoryError):
+    with one_error("schedule verify"):
         findings = schedules.verify(one)
     needs, bound = schedules.needs(one), schedules.lower_bounds(one.collective, in_network=bool(one.switches))
     closed = _closed_form(asked)
@@ -312,7 +312,7 @@ def _resolve(verb: str, what: list[str], kind: str, world: int | None, root: int
 
     from ._schedules.resolve import resolve
 
-    with one_error(f"schedule {verb}"), one_error(f"schedule {verb}", MemoryError):
+    with one_error(f"schedule {verb}"):
         try:
             return resolve(" ".join(what), kind, world, root, cluster)
         except ScheduleError as error:

@@ -9,6 +9,7 @@ import typer
 from ._output import RANKS, Json, bad_input, one_error, print_json
 
 if TYPE_CHECKING:
+    from hocket.cluster import Cluster
     from hocket.planner import ExpectedTime
     from hocket.simulate import StepTiming
 
@@ -39,7 +40,7 @@ def collective(
 
     with one_error("simulate collective"):
         found = load(cluster)
-        wanted = Collective(kind, world or found.world)
+        wanted = Collective(kind, _ranks(world, found))
         sizes = [parse_bytes(word) for word in size.split(",")]
         schedules = {one.name: one(wanted) for one in candidates(wanted)}
         tree = get("aggregation_tree")
@@ -102,7 +103,7 @@ def step(
 
     with one_error("simulate step"):
         found = load(cluster)
-        schedule = resolve(algorithm, "all_reduce", world or found.world, 0, cluster).schedule
+        schedule = resolve(algorithm, "all_reduce", _ranks(world, found), 0, cluster).schedule
         if schedule.collective.kind != "all_reduce":
             raise ValueError(
                 f"--algorithm {algorithm}: {schedule.collective} averages no gradients; give an all_reduce"
@@ -119,6 +120,13 @@ def step(
         timing = simulate_step(graph, found, seed=seed, slowdown=slowdown, trace=trace is not None)
         expected = expected_step(graph, found, seed=seed, slowdown=slowdown)
     _report("step", timing, expected, trace, as_json)
+
+
+def _ranks(world: int | None, cluster: "Cluster") -> int:
+    """Return how many ranks take part, before anything is made for them."""
+    if world is not None and world > cluster.world:
+        raise ValueError(f"-n {world}: {cluster.name} has {cluster.world} ranks; take a larger cluster, or fewer ranks")
+    return world or cluster.world
 
 
 @simulate.command()

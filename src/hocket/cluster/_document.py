@@ -156,7 +156,7 @@ def from_toml(text: str, *, source: str = "") -> Cluster:
     """
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ClusterError(f"this is no TOML: {error}", path=source) from None
     try:
         return build(values)
@@ -292,7 +292,7 @@ def read(path: Path) -> Cluster:
         ClusterError: if it cannot be read, or naming the place in it, the value found, and the remedy.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ClusterError(f"the file cannot be read: {error}", path=str(path)) from None
     return from_toml(text, source=str(path))

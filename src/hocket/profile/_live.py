@@ -132,13 +132,13 @@ def files_of_newest(folder: Path) -> list[Path]:
     worlds: dict[Path, int] = {}
     newest = (-math.inf, 0)
     for path in sorted(folder.glob("rank-*.record")):
-        try:
-            with path.open("rb") as file:
-                _, _, world, _, _, _, epoch_s, begun_s, *_ = lay.HEAD.unpack(file.read(lay.HEAD.size))
-        except (OSError, struct.error):
-            world, epoch_s, begun_s = 0, -math.inf, 0.0
+        world, begun_s = 0, -math.inf  # where it is damaged
+        with contextlib.suppress(OSError, struct.error), path.open("rb") as file:
+            magic, _, ranks, _, _, _, epoch_s, since_s, *_ = lay.HEAD.unpack(file.read(lay.HEAD.size))
+            if magic == lay.MAGIC:
+                world, begun_s = ranks, epoch_s + since_s
         worlds[path] = world
-        newest = max(newest, (epoch_s + begun_s, world))
+        newest = max(newest, (begun_s, world))
     return [path for path, world in worlds.items() if world in (0, newest[1])]
 
 

@@ -1,6 +1,7 @@
 """Reads what the ranks of a run have left: rows of all records, on one clock."""
 
 import mmap
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -153,7 +154,8 @@ def read_run(path: str | Path) -> RunRecord:
             continue
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as raw:
             if raw[:8] == lay.MAGIC:
-                found.append(_rank(raw, most))
+                with suppress(ValueError, IndexError):  # texts or groups are damaged
+                    found.append(_rank(raw, most))
     if not found:
         raise RecordError(f"the records in {str(folder)!r} are damaged, or of another version of hocket")
     ranks = _aligned([one for one, _ in found], [epoch_s for _, epoch_s in found])
@@ -182,8 +184,9 @@ def _rank(raw: mmap.mmap, most: int) -> tuple[RankRun, float]:
         written, size = int(words[lay.ROWS_AT[ring] // 8]), lay.RING_ROWS[ring]
         kept = min(written, size, most)
         rows = _last_rows(raw, ring, written, kept)
-        # A row that is just being written has the number of its predecessor, or none.
-        rings.append(rows[rows["number"] == np.arange(written - kept + 1, written + 1) & 0xFFFFFFFF])
+        # A row that is just being written has the number of its predecessor, or none; a damaged one any text's.
+        whole = rows["number"] == np.arange(written - kept + 1, written + 1) & 0xFFFFFFFF
+        rings.append(rows[whole & (rows["text"] < len(texts))])
         lost += written - kept
     rings[0] = _with_waits(rings[0])
     count = min(int(words[lay.GROUPS_AT // 8]), lay.GROUPS)

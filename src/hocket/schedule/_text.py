@@ -130,7 +130,7 @@ def from_json(text: str) -> Schedule:
     """
     try:
         document = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ScheduleError(f"no JSON: {error}") from None
     whole = _field(document, "$", "collective", dict)
     collective = Collective(

@@ -381,11 +381,11 @@ def nonempty(rows: torch.Tensor, dim: int, count: int) -> torch.Tensor:
     return torch.cat([rows, rows_like(rows, dim, count)], dim)
 
 
-def rows_like(tensor: torch.Tensor, dim: int, count: int, fill: float = 0.0) -> torch.Tensor:
-    """Return new rows that go with a tensor."""
+def rows_like(tensor: torch.Tensor, dim: int, count: int) -> torch.Tensor:
+    """Return new rows of zeros that go with a tensor."""
     shape = list(tensor.shape)
     shape[dim] = count
-    return tensor.new_full(shape, fill)
+    return tensor.new_zeros(shape)
 
 
 @rule("pixel_shuffle")

@@ -20,10 +20,10 @@ def read_perfetto(path: str | Path) -> Timeline:
         TimelineError: the file cannot be read, or holds no trace events.
     """
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        document = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise TimelineError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TimelineError(f"{str(path)!r} is not JSON: {error}") from None
     return from_perfetto(document, Path(path).stem)
 

@@ -60,8 +60,8 @@ def _read(choices: Choices | str | os.PathLike[str]) -> Choices:
     path = Path(choices)
     if path.suffix == ".toml" or not isinstance(choices, str):
         try:
-            return from_toml(path.read_text())
-        except OSError as error:
+            return from_toml(path.read_text(encoding="utf-8-sig"))
+        except (OSError, UnicodeDecodeError) as error:
             raise ScheduleError(f"the table of choices {str(path)!r} cannot be read: {error}") from None
     return Choices.parse(choices)
 

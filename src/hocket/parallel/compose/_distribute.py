@@ -40,7 +40,7 @@ def distribute(
     sync_batch_norm: bool = False,
     compression: str | None = None,
     timeout_s: float | None = None,
-) -> tuple[DataParallel, Any, DistributedLoader | None]:
+) -> tuple[DataParallel, Any, DistributedLoader | Any]:  # Any: None, which programs need not rule out
     """Make a model, its optimizer and its loader train on all ranks as they would on one; the loop stays as it is.
 
     Batch sizes, and with them learning rates and schedules, are global: with n ranks each computes an n-th of every

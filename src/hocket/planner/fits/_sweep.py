@@ -61,7 +61,7 @@ def _bench(text: str) -> tuple[list[tuple[int, float]], str, int]:
         rows = [row for row in read["rows"] if row["system"] == "hocket" and not row["registered"]]
         points = [(row["nbytes"], row["median_s"]) for row in rows]
         return points, read.get("collective", ""), max((row["n"] for row in rows), default=0)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise PlanError("this JSON is no measurement of `hocket bench`; give what its --json prints") from None
 
 

@@ -226,14 +226,14 @@ class Plan:
         if isinstance(source, Path) or (text and "\n" not in text and "=" not in text):
             name = f"plan {text!r}"
             try:
-                text = Path(source).read_text(encoding="utf-8")
+                text = Path(source).read_text(encoding="utf-8-sig")
             except OSError as error:
                 raise PlanError(f"cannot read {name}: {error.strerror}") from None
             except UnicodeDecodeError as error:
                 raise PlanError(f"{name} is not TOML: {error}") from None
         try:
             values = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise PlanError(f"{name} is not TOML: {error}") from None
         return cls._from_values(values, name)
 
