@@ -404,3 +404,56 @@ def test_a_rank_that_its_exception_was_ending_has_failed_by_itself(tmp_path: Pat
     failure = read_failure(0, 0, 11, -15, 9.0, str(told), "")
     assert (failure.exit_code, failure.signal, failure.error) == (1, None, "ValueError: no luck")
     assert read_failure(0, 0, 11, -15, 9.0, "", "").exit_code == 143
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    ["def __str__(self): raise RuntimeError('no text')", "culprits = [object()]", "culprits = 5"],
+)
+def test_an_error_that_cannot_be_recorded_is_shown(launched: Any, script: Any, attributes: str) -> None:
+    ran = launched(script(f"class Odd(Exception):\n    {attributes}\nraise Odd"), n=1)
+    assert ran.result.exit_code == 1
+    assert "raise Odd" in ran.err
+    assert "_worker.py" not in ran.err
+
+
+def test_a_full_disk_does_not_take_a_traceback_away(launched: Any, script: Any) -> None:
+    source = """
+    import os, resource, signal
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    raise ValueError("of the program")
+    """
+    ran = launched(script(textwrap.dedent(source)), n=1)
+    assert "ValueError: of the program" in ran.err
+
+
+@pytest.mark.parametrize("flags", [[], ["--max-restarts", "1"]])
+def test_a_rank_that_has_failed_and_does_not_end_is_ended(launched: Any, script: Any, flags: list[str]) -> None:
+    source = """
+    import os, signal, threading, time
+    signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+    if os.environ["RANK"] == "1":
+        raise ValueError("of rank 1")
+    """
+    ran = launched(script(textwrap.dedent(source)), flags=["--shutdown-timeout", "1", *flags])
+    assert ran.result.exit_code == 137
+    assert ran.result.failures[0].error == "ValueError: of rank 1"
+    assert "rank 1 has failed and does not end by itself" in ran.err
+    assert "asked" in ran.lines(1)
+
+
+@pytest.mark.parametrize("variable", ["TMPDIR", "PYTHON_EXEC"])
+def test_a_job_that_cannot_begin_says_why(script: Any, tmp_path: Path, variable: str) -> None:
+    nowhere = str(tmp_path / "none")
+    source = (  # where all other places for temporary files are closed, too
+        f"import os, sys, tempfile; tempfile._candidate_tempdir_list = lambda: [{nowhere!r}]\n"
+        "from hocket.cli import main; main(sys.argv[1:])"
+    )
+    setting = {"env": os.environ | {variable: nowhere}, "capture_output": True, "text": True, "cwd": tmp_path}
+    command = ["-c", source] if variable == "TMPDIR" else ["-m", "hocket"]
+    ran = subprocess.run([sys.executable, *command, "run", "-n", "2", script("")], timeout=deadline(60), **setting)
+    assert ran.returncode == 1
+    assert nowhere in ran.stderr
+    assert "Traceback" not in ran.stderr

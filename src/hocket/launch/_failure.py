@@ -211,6 +211,14 @@ def _read_error_file(path: str) -> _Recorded:
         return _Recorded(None, None, None)
 
 
+def has_raised(error_file: str) -> bool:
+    """Return whether an exception has ended a rank's program: our worker says when, torch's @record may be inside."""
+    try:
+        return "timestamp_s" in json.loads(Path(error_file).read_text())["message"]["extraInfo"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def _read_fault_file(path: str) -> str | None:
     """Return the Python stacks at a crash, without the frames of our worker."""
     try:

@@ -9,9 +9,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from typing import Self
 
 from hocket import _sweep
+
+from ._failure import LaunchError
 
 WARDEN_GRACE_S = 3.0  # between SIGTERM and SIGKILL for ranks whose launcher was killed
 SAVED = 75  # exit status, EX_TEMPFAIL of <sysexits.h>: the ranks have saved; start it again, and it goes on
@@ -54,14 +57,27 @@ def job_directories() -> dict[str, str]:
     return found
 
 
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Open a block whose OSError is a LaunchError."""
+    try:
+        yield
+    except OSError as error:
+        raise LaunchError(f"the job cannot begin: {error}; TMPDIR names another temporary directory") from None
+
+
 class Job:
     """A context: inside it ranks may be started; after it nothing of them is left.
+
+    Raises:
+        LaunchError: It cannot have a directory or a warden.
 
     Attributes:
         name: What HOCKET_JOB is set to in the ranks.
         directory: A directory for error files and the like, removed at the end.
     """
 
+    @_told()
     def __init__(self) -> None:
         self.name = new_job_name()
         self.directory = os.path.join(tempfile.gettempdir(), _PREFIX + self.name)
@@ -69,6 +85,7 @@ class Job:
         self._warden: subprocess.Popen[str] | None = None
         self._ended = False
 
+    @_told()
     def __enter__(self) -> Self:
         os.mkdir(self.directory, mode=0o700)
         environment = {key: value for key, value in os.environ.items() if key != _sweep.JOB_VARIABLE}

@@ -21,7 +21,7 @@ from ._arguments import ArgumentError, LaunchArguments, parse_arguments
 from ._child import Child
 from ._clean import sweep_abandoned
 from ._console import Output, Terminal, outputs
-from ._failure import LaunchError, RankFailure, describe, in_order, read_failure
+from ._failure import LaunchError, RankFailure, describe, has_raised, in_order, read_failure
 from ._job import PASSED_ON, SAVED, SAVED_MARK, Job
 from ._listener import EndingSignals, FailedRank, Interrupted, JobListener, StartedRank, Streams
 from ._local import run_here
@@ -313,6 +313,9 @@ class _RunningJob(JobListener):
         self._directory = directory
         self._attempts = 0
         self._children: list[Child] = []
+        self._error_files: dict[int, str] = {}  # by rank
+        # When a rank that has raised gets which signal, unless it ends by itself before.
+        self._raised: dict[int, tuple[float, signal.Signals]] = {}
         self._world, self._place = 0, ""  # where so many ranks meet
         self._secret: bytes | None = None
         self._look_s = 0.0  # when to look again which of several hosts' ranks have come
@@ -370,6 +373,7 @@ class _RunningJob(JobListener):
         self._attempts += 1
         for local_rank, environment in environments.items():
             environment[JOB_VARIABLE] = self._job.name
+            self._error_files[int(environment["RANK"])] = environment["TORCHELASTIC_ERROR_FILE"]
             environment.update(_defaults())
             environment["HOCKET_SAVED_FILE"] = self.saved_file
             if threads is not None:
@@ -435,7 +439,7 @@ class _RunningJob(JobListener):
 
     def started(self, attempt: int, ranks: list[StartedRank]) -> None:
         self.restarts = attempt
-        self.failures = ()
+        self.failures, self._raised = (), {}
         self._began_s = time.time()
         self._children = [Child(rank.rank, rank.pid, rank.reaped_status) for rank in ranks]
         for child in self._children:
@@ -463,6 +467,23 @@ class _RunningJob(JobListener):
         if self._deadline_s is not None and time.monotonic() > self._deadline_s:
             raise _Ended("timed-out", TIMED_OUT)
         self._check_all_come()
+        self._end_raised()
+
+    def _end_raised(self) -> None:
+        """End ranks that have raised and do not end: Python waits for their threads, and other ranks for them."""
+        now_s = time.monotonic()
+        for child in self._children:
+            if child.rank in self._merger.ended_s or not has_raised(self._error_files[child.rank]):
+                continue
+            due_s, number = self._raised.setdefault(child.rank, (now_s + self._arguments.grace_s, signal.SIGTERM))
+            if now_s >= due_s:
+                self._raised[child.rank] = now_s + self._arguments.grace_s, signal.SIGKILL
+                self.say(
+                    f"rank {child.rank} has failed and does not end by itself: a thread or an exit function still "
+                    f"runs; it gets {number.name}"
+                )
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, number)
 
     def _check_all_come(self) -> None:
         """End the job if a rank has ended well and never joined the group for which others wait."""

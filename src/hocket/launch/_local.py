@@ -19,6 +19,7 @@ from hocket.comm import rendezvous
 
 from ._arguments import LaunchArguments
 from ._facts import free_port
+from ._failure import LaunchError
 from ._listener import FailedRank, Interrupted, JobListener, StartedRank, StoppedRanks, to_handle
 
 _INTERVAL_S = 0.1  # torchrun's --monitor-interval
@@ -46,6 +47,7 @@ def run_here(arguments: LaunchArguments, command: list[str], directory: str, lis
         listener: Who is told.
 
     Raises:
+        LaunchError: A rank cannot be started.
         Interrupted: A signal came.
         Exception: What the listener's `check` raised.
     """
@@ -57,7 +59,10 @@ def run_here(arguments: LaunchArguments, command: list[str], directory: str, lis
     try:
         _raise_signals()
         for rank, environment in environments.items():
-            processes.append(_start(command, environment, (streams.stdouts[rank], streams.stderrs[rank])))
+            try:
+                processes.append(_start(command, environment, (streams.stdouts[rank], streams.stderrs[rank])))
+            except OSError as error:
+                raise LaunchError(f"rank {rank} of {len(environments)} cannot be started: {error}") from None
         pids = enumerate(processes)
         listener.started(0, [StartedRank(k, k, p.pid, partial(getattr, p, "returncode")) for k, p in pids])
         while not any(statuses := [process.poll() for process in processes]) and None in statuses:

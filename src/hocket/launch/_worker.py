@@ -65,9 +65,9 @@ def main() -> None:
             _record(error, error.__traceback__)
         raise
     except BaseException as error:
-        users = _record(error, error.__traceback__)
-        if held == "shown" or sys.excepthook is not sys.__excepthook__:
-            sys.excepthook(type(error), error, users)
+        recorded = _record(error, error.__traceback__)
+        if not recorded or held == "shown" or sys.excepthook is not sys.__excepthook__:
+            sys.excepthook(type(error), error, error.__traceback__)
     else:
         return
     raise SystemExit(1)
@@ -175,14 +175,19 @@ def _execute(code: CodeType, module: ModuleType) -> None:
     exec(code, vars(module))
 
 
-def _record(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
-    """Write the error file in elastic's form; return the traceback without the frames of this file."""
+def _record(error: BaseException, trace: TracebackType | None) -> bool:
+    """Write the error file in elastic's form; return whether that went well.
+
+    The error's traceback is then without the frames of this file.
+    """
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     error.__traceback__ = trace
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
-        now_s = time.time()
+    if not path:
+        return False
+    now_s = time.time()
+    try:
         text = str(error)
         record = {
             "message": f"{type(error).__name__}: {text}" if text else type(error).__name__,
@@ -195,11 +200,12 @@ def _record(error: BaseException, trace: TracebackType | None) -> TracebackType 
             },
         }
         # In one step: a rank that is killed while it writes must not leave half a file.
-        with contextlib.suppress(OSError):
-            with open(f"{path}.part", "w") as file:
-                json.dump({"message": record}, file)
-            os.replace(f"{path}.part", path)
-    return trace
+        with open(f"{path}.part", "w") as file:
+            json.dump({"message": record}, file)
+        os.replace(f"{path}.part", path)
+    except Exception:  # a full disk; an error of the program's whose text or attributes are no such thing
+        return False
+    return True
 
 
 if __name__ == "__main__":

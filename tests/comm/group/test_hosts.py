@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from hocket import comm
-from hocket.comm import CollectiveMismatchError, CommError
+from hocket.comm import CollectiveMismatchError, CommError, PeerDiedError
 from hocket.comm.scheduled import FlatFrames, TwoLevelFrames
 from hocket.profile import Recorder
 from hocket.schedule import ScheduleError
@@ -342,3 +342,22 @@ def test_splits_are_compared_in_groups_of_any_size(layout):
         assert usable
         assert again == "no error"
         assert got == [rank + n * other for other in range(n)]
+
+
+def _one_dies_before_a_group_is_made():
+    dist.barrier()
+    if dist.get_rank() == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin_s = time.monotonic()
+    try:
+        dist.new_group([0, 1, 2, 3])
+    except PeerDiedError as error:
+        return error.culprits, time.monotonic() - begin_s
+
+
+@pytest.mark.parametrize("layout", [[0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 2, 3]])
+def test_who_dies_before_it_comes_to_make_a_group_is_named_within_seconds(layout):
+    found = run(layout, _one_dies_before_a_group_is_made, expect_death={3}, env={"HOCKET_TIMEOUT": "60"})
+    for culprits, waited_s in found[:3]:
+        assert culprits == (3,)
+        assert waited_s < deadline(10)

@@ -223,6 +223,19 @@ class DirectPoints:
             if done():
                 return
 
+    def ended(self) -> set[int]:
+        """Return the ranks whose end of the connection is gone; never waits."""
+        found = set()
+        for peer, one in self.connections.items():
+            try:
+                if not one.socket.recv(1, socket.MSG_PEEK):
+                    found.add(peer)
+            except BlockingIOError:  # the rank is there, and silent
+                continue
+            except OSError:
+                found.add(peer)
+        return found
+
     def close(self) -> None:
         """End all connections: who waits for this rank hears of it, and who waits here as well."""
         for one in self.connections.values():

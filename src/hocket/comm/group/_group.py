@@ -57,7 +57,9 @@ class HocketGroup(Collectives):
         self._global_ranks = list(given.global_ranks_in_group) or list(range(size))
         self._store = c10d.PrefixStore(f"hocket/{_count_lives()}/{_count_namesakes(self._name)}/", given.store)
         timeout = _timeout(given.timeout)
-        hosts, called = find_hosts(self._store, self._name, rank, size, timeout, self._global_ranks)
+        world = torch.distributed.group.WORLD
+        dead = world.dead if isinstance(world, HocketGroup) else None
+        hosts, called = find_hosts(self._store, self._name, rank, size, timeout, self._global_ranks, dead)
         self._gloo: Any = Gloo(self._store, rank, size, timeout)
         transport, channel, self._tag_matcher = open_transport(
             self._store, self._name, rank, size, timeout, self._global_ranks, self._gloo, hosts, called
@@ -228,6 +230,13 @@ class HocketGroup(Collectives):
             self._gpu.runner.leave()
         if self._nccl is not None:
             self._nccl.abort()
+
+    def dead(self) -> set[int]:
+        """Return the ranks, by their numbers in the world, that are known to have ended; never waits."""
+        found = self._channel.dead() if self._channel is not None else set()
+        if self._gloo.beside is not None:
+            found |= {self._global_ranks[r] for r in self._gloo.beside.ended()}
+        return found
 
     def refuse(self, error: CommError) -> None:
         """Answer all operations from now on with this error, and tell nobody: a child does not speak for the rank."""

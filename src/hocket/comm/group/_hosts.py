@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from .. import torch_adapter as c10d
@@ -26,12 +27,15 @@ from ..scheduled import (
 )
 from ..shm import Channel, SharedMemoryTransport, host_identity
 from ..shm import bootstrap as _bootstrap
-from ..transport import CollectiveTimeoutError, CommError, Transport
+from ..transport import CollectiveTimeoutError, CommError, PeerDiedError, Transport
 
 log = logging.getLogger("hocket.comm")
 
 _FRAMES_TAG: Final = 0x40_0001
 _AGREEMENT_TAG: Final = 0x40_0002
+_PATIENCE: Final = timedelta(seconds=3)  # for ranks to come to make a group, before others look whether they have died
+_LOOK_S: Final = 0.2
+_DEAD: Final = b"died"
 
 
 class Opened(NamedTuple):
@@ -125,18 +129,37 @@ def _announcing(
 
 
 def find_hosts(
-    store: Any, name: str, rank: int, size: int, timeout: timedelta, global_ranks: Sequence[int]
+    store: Any,
+    name: str,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    global_ranks: Sequence[int],
+    dead: Callable[[], set[int]] | None,
 ) -> tuple[list[list[int]], list[str]]:
     """Return the ranks of each host, hosts in the order of their first ranks; and how messages call each rank.
 
+    `dead` returns the numbers in the world of ranks that are known to have ended; None if there is no world yet.
+
     Raises:
+        PeerDiedError: a rank has ended before it came to make the group.
         CollectiveTimeoutError: some ranks have not come to make the group, or this one has come too late.
     """
     store.set(f"hocket/host/{rank}", f"{host_identity()}\n{host_name()}")
     keys = [f"hocket/host/{r}" for r in range(size)]
     begin_s = time.monotonic()
+
+    def tell(dead: Callable[[], set[int]]) -> None:
+        gone = dead()
+        for key, number in zip(keys, global_ranks, strict=True):
+            if number in gone and not store.check([key]):
+                store.set(key, _DEAD)  # for those, too, who have no connection to it
+
     try:
-        c10d.wait_for(store, keys, timeout)
+        if dead is None:
+            c10d.wait_for(store, keys, timeout)
+        else:
+            _wait_and_look(store, keys, timeout, partial(tell, dead))
     except Exception as error:
         waited_s = time.monotonic() - begin_s
         if waited_s < timeout.total_seconds() / 2:  # the store itself is gone
@@ -148,6 +171,12 @@ def find_hosts(
             waited = f"waited {waited_s:.0f} s to make group {name!r}: not arrived:"
             raise _late(f"rank {global_ranks[rank]} {waited}", late, global_ranks) from error
     values = store.multi_get(keys)
+    if _DEAD in values:
+        r = values.index(_DEAD)
+        raise PeerDiedError(
+            f"rank {global_ranks[r]} died or left before it came to make group {name!r}, for which rank "
+            f"{global_ranks[rank]} waited", r, (global_ranks[r],),
+        )  # fmt: skip
     if left := tuple(r for r, value in enumerate(values) if not value):
         raise _late(f"rank {global_ranks[rank]} came too late to make group {name!r}, given up by", left, global_ranks)
     found: dict[str, list[int]] = {}
@@ -157,6 +186,22 @@ def find_hosts(
         found.setdefault(identity, []).append(r)
         called.append(f"rank {global_ranks[r]} (host {host})")
     return list(found.values()), called
+
+
+def _wait_and_look(store: Any, keys: list[str], timeout: timedelta, look: Callable[[], None]) -> None:
+    """Wait for keys of a store as `c10d.wait_for` does; after some seconds `look` again and again meanwhile."""
+    begin_s = time.monotonic()
+    try:
+        c10d.wait_for(store, keys, min(timeout, _PATIENCE))
+    except Exception:  # not again and again: torch's store prints two lines for each wait that ends so
+        waited = timedelta(seconds=time.monotonic() - begin_s)
+        if waited < _PATIENCE / 2 or waited >= timeout:  # the store is gone, or the time is over
+            raise
+        while not store.check(keys):
+            if time.monotonic() - begin_s > timeout.total_seconds():
+                raise
+            look()
+            time.sleep(_LOOK_S)
 
 
 def _late(text: str, ranks: tuple[int, ...], global_ranks: Sequence[int]) -> CollectiveTimeoutError:

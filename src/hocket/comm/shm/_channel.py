@@ -225,6 +225,10 @@ class Channel:
             f"in {self._operation()} of group {self.name!r}: {trouble} (too many open files? raise ulimit -n)"
         )
 
+    def dead(self) -> set[int]:
+        """Return the ranks, by their numbers in the world, whose processes have ended; never waits."""
+        return {self.global_ranks[r] for r in self._watch.dead()}
+
     # --- leaving ----------------------------------------------------------------------------------------------------
 
     def fail(self, error: BaseException) -> None:

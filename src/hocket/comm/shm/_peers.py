@@ -54,7 +54,6 @@ class Peers:
         self._peers = tuple(peers)
         self._numbers = tuple(numbers)
         self._board = board
-        self._poll: select.poll | None = None
 
     def fail(self, error: BaseException) -> None:
         """Tell the peers that this rank has given up in the middle of an operation, and why."""
@@ -83,7 +82,7 @@ class Peers:
 
     def all_released(self) -> bool:
         """Return whether every other rank has said so or is dead."""
-        dead = self._dead()
+        dead = self.dead()
         return all(p.rank in dead or self.words[p.rank][_RELEASED] for p in self._peers if p.rank != self._rank)
 
     def check(self, late: Sequence[int], operation: str) -> None:
@@ -93,7 +92,7 @@ class Peers:
             PeerDiedError: it is dead or has left, or it gave up because of another that is.
             CommError: it has failed.
         """
-        dead = self._dead()
+        dead = self.dead()
         for r in late:
             state, blame = self.words[r][_STATE], self.words[r][_BLAME]
             if blame:
@@ -117,13 +116,13 @@ class Peers:
             tuple(self._numbers[r] for r in late),
         )
 
-    def _dead(self) -> set[int]:
-        if self._poll is None:
-            self._poll = select.poll()
-            for peer in self._peers:
-                if peer.pidfd >= 0:
-                    self._poll.register(peer.pidfd, select.POLLIN)
-        gone = {fd for fd, _ in self._poll.poll(0)}
+    def dead(self) -> set[int]:
+        """Return those whose processes have ended; never waits."""
+        poll = select.poll()  # one of its own: two threads cannot use one at once
+        for peer in self._peers:
+            if peer.pidfd >= 0:
+                poll.register(peer.pidfd, select.POLLIN)
+        gone = {fd for fd, _ in poll.poll(0)}
         return {peer.rank for peer in self._peers if peer.pidfd in gone}
 
     def _gone(self, rank: int, operation: str) -> PeerDiedError:
