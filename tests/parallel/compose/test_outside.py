@@ -224,3 +224,51 @@ def test_the_optimizers_state_of_one_rank_is_not_taken_for_anothers(name: str) -
     for rank, (before, after) in enumerate(run_ranks(_each_rank_loads, 2, name, states)):
         assert "has the shape" in before or "doesn't match the size of optimizer's group" in before
         assert f"state of rank {1 - rank} of 2 alone" in after
+
+
+def _trained_later(name: str, way: str) -> str:
+    """Return the error of a step after the middle layer has been thawed, or added to the optimizer."""
+    model = _model()
+    model[2].requires_grad_(False)
+    first = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(first if way == "added" else model.parameters(), 0.1)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, PLANS[name], sample=X)
+    trainer.step((X, Y))
+    if way == "added":
+        optimizer.add_param_group({"params": list(model[2].parameters())})
+    else:
+        model[2].requires_grad_(True)
+    with pytest.raises(RuntimeError) as caught:
+        trainer.step((X, Y))
+    return str(caught.value)
+
+
+def _thawed_again(name: str) -> tuple[list[float], list[float]]:
+    """Return losses of a layer that is frozen after the Trainer was made, and thawed; and those of a plain loop."""
+    found = []
+    for plan in (PLANS[name], None):
+        model = _model()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        trainer = plan and hocket.Trainer(model, nn.functional.mse_loss, optimizer, plan, sample=X)
+        losses = []
+        for step in range(4):
+            model[2].requires_grad_(step >= 2)
+            if trainer is not None:
+                losses.append(float(trainer.step((X, Y))))
+                continue
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(X), Y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        found.append(losses)
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("name", ["data", "parameters", "tensor", "pipeline"])
+def test_what_is_trained_only_after_the_trainer_was_made_is_refused(name: str) -> None:
+    for ranks in (1, 2) if name == "data" else (2,):
+        assert "'2.weight' was frozen when the Trainer was made" in run_ranks(_trained_later, ranks, name, "thawed")[0]
+        assert "(add_param_group), which knows nothing of them" in run_ranks(_trained_later, ranks, name, "added")[0]
+    for mine, plain in run_ranks(_thawed_again, 2, name):
+        assert mine == pytest.approx(plain, rel=1e-10)

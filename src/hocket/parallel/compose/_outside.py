@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..mesh import World
+from ..state.checkpoint import PART
 
 _OURS = ("hocket.parallel.", "hocket.keras.")
 
@@ -75,17 +76,17 @@ def mark_parts(optimizer: Any, world: World) -> None:
         optimizer: The optimizer, whose groups have this rank's parts.
         world: All ranks.
     """
-    if not hasattr(optimizer, "register_state_dict_post_hook"):
+    if not hasattr(optimizer, "_optimizer_state_dict_post_hooks"):  # of a library, that has not called torch's __init__
         return
     mine = [world.rank, world.size]
 
     def mark(_: Any, state: dict[str, Any]) -> None:
-        state[_PART] = mine
+        state[PART] = mine
 
     def check(_: Any, state: dict[str, Any]) -> None:
-        if state.get(_PART) == mine:
+        if state.get(PART) == mine:
             return
-        what = "of whole parameters" if _PART not in state else "of rank {} of {} alone".format(*state[_PART])
+        what = "of whole parameters" if PART not in state else "of rank {} of {} alone".format(*state[PART])
         raise ValueError(
             f"this is the optimizer's state {what}, and the plan has rank {world.rank} of {world.size} update parts of "
             "its own: keep it by trainer.save, which trainer.load reads under every plan; whole state can also be "
@@ -94,9 +95,6 @@ def mark_parts(optimizer: Any, world: World) -> None:
 
     optimizer.register_state_dict_post_hook(mark)
     optimizer.register_load_state_dict_pre_hook(check)
-
-
-_PART = "hocket_part"  # in an optimizer's state dict: the rank whose parts it is of, and how many ranks there are
 
 
 def hint_at_loading(model: torch.nn.Module) -> None:
@@ -129,6 +127,40 @@ def _hint(
                 "trainer.load_state_dict(state, or a file) takes whole weights"
             )
             return
+
+
+class OtherParameters:
+    """Notices parameters that are to be trained only after the Trainer was made: it has no gradients of these.
+
+    Args:
+        model: As the plan has made it.
+        optimizer: Of its parameters.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: Any) -> None:
+        self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+        self._known = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        self._optimizer = optimizer
+
+    def check(self) -> None:
+        """Raise an error if there are any.
+
+        Raises:
+            RuntimeError: there are.
+        """
+        thawed = next((name for name, p in self._frozen if p.requires_grad), None)
+        if thawed is not None:
+            raise RuntimeError(
+                f"parameter {thawed!r} was frozen when the Trainer was made, which so has no gradients of it, and "
+                "requires gradients now: have it require them when the Trainer is made, and freeze it after that until "
+                "it is to be trained; or make a new Trainer"
+            )
+        if any(id(p) not in self._known for group in self._optimizer.param_groups for p in group["params"]):
+            raise RuntimeError(
+                "the optimizer was given other parameters after the Trainer was made (add_param_group), which knows "
+                "nothing of them: add their group before that, and freeze its parameters after that until they are to "
+                "be trained; or make a new Trainer"
+            )
 
 
 class ReplacedModules:
