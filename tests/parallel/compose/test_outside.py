@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -87,6 +88,32 @@ def _scheduled(_: Any, optimizer: Any) -> None:
     torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.1).step()
 
 
+def _clipping(model: Any, optimizer: Any) -> None:
+    def clip(*_: Any) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+    optimizer.register_step_pre_hook(clip)
+
+
+def _clamping(_: Any, optimizer: Any) -> None:
+    def clamp(optimizer: Any, *_: Any) -> None:
+        with torch.no_grad():
+            for parameter in optimizer.param_groups[0]["params"]:
+                parameter.clamp_(-0.05, 0.05)
+
+    clamp.elementwise = True  # type: ignore[attr-defined]
+    optimizer.register_step_post_hook(clamp)
+
+
+def _copied(model: Any, _: Any) -> None:
+    """Have a copy of other weights give its own output, as averages of weights do."""
+    twin = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        for one in twin.parameters():
+            one.zero_()
+        assert not twin(X).any()
+
+
 class _Wrapped(torch.optim.SGD):
     elementwise = True
 
@@ -97,7 +124,7 @@ class _Wrapped(torch.optim.SGD):
 ACTS: dict[str, Callable[[Any, Any], None]] = {
     "other data": _other_data, "in place": _in_place, "replaced": _replaced, "hooked": _hooked, "own step": _own_step,
     "state made": _state_made, "loaded": _loaded, "scheduled": _scheduled,
-    "moved": _moved, "swapped": _swapped,
+    "moved": _moved, "swapped": _swapped, "clipping": _clipping, "clamping": _clamping, "copied": _copied,
 }  # fmt: skip
 
 
@@ -142,6 +169,9 @@ REFUSED = {
     ("parameters", "loaded"): "trainer.load_state_dict(state, or a file) takes whole weights",
     ("tensor", "loaded"): "trainer.load_state_dict(state, or a file) takes whole weights",
     ("pipeline", "loaded"): "trainer.load_state_dict(state, or a file) takes whole weights",
+    ("parameters", "copied"): "a model with sharded parameters cannot be copied",
+    ("pipeline", "copied"): "a copy of a model in a pipeline has the weights of this rank's stages alone",
+    **{(name, "clipping"): "say clip_norm in the plan" for name in PLANS if name != "data"},
     ("tensor", "other data"): "shapes cannot be multiplied",
     ("pipeline", "replaced"): "module Sequential.2 was replaced after the Trainer",
     ("pipeline", "own step"): "is trained by trainer.step",
@@ -158,3 +188,87 @@ def test_what_is_done_past_the_trainer_counts_or_is_refused(name: str) -> None:
             assert said in found[act], act
         else:
             assert found[act] == pytest.approx(_trained(None, do), rel=1e-10), act
+
+
+def _each_rank_loads(name: str, states: list[dict[str, Any]] | None) -> Any:
+    """Return the optimizer's state dict, or what is said of rank 0's on every rank: loaded before, and after."""
+    rank = torch.distributed.get_rank()
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, PLANS[name], sample=X)
+    trainer.step((X, Y))
+    if states is None:
+        if name in ("tensor", "pipeline"):
+            with pytest.warns(UserWarning, match="has what one rank holds: trainer.state_dict"):
+                model.state_dict()
+        return optimizer.state_dict()
+    optimizer.load_state_dict(states[rank])
+    trainer.step((X, Y))
+    after = before = ""
+    try:
+        optimizer.load_state_dict(states[1 - rank])
+    except ValueError as error:
+        after = str(error)
+    plain = torch.optim.SGD(_model().parameters(), 0.1, momentum=0.9)
+    try:
+        plain.load_state_dict(states[0])
+        hocket.Trainer(_model(), nn.functional.mse_loss, plain, PLANS[name], sample=X)
+    except ValueError as error:
+        before = str(error)
+    return before, after
+
+
+@pytest.mark.parametrize("name", ["optimizer", "parameters", "tensor", "pipeline"])
+def test_the_optimizers_state_of_one_rank_is_not_taken_for_anothers(name: str) -> None:
+    states = run_ranks(_each_rank_loads, 2, name, None)
+    for rank, (before, after) in enumerate(run_ranks(_each_rank_loads, 2, name, states)):
+        assert "has the shape" in before or "doesn't match the size of optimizer's group" in before
+        assert f"state of rank {1 - rank} of 2 alone" in after
+
+
+def _trained_later(name: str, way: str) -> str:
+    """Return the error of a step after the middle layer has been thawed, or added to the optimizer."""
+    model = _model()
+    model[2].requires_grad_(False)
+    first = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(first if way == "added" else model.parameters(), 0.1)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, PLANS[name], sample=X)
+    trainer.step((X, Y))
+    if way == "added":
+        optimizer.add_param_group({"params": list(model[2].parameters())})
+    else:
+        model[2].requires_grad_(True)
+    with pytest.raises(RuntimeError) as caught:
+        trainer.step((X, Y))
+    return str(caught.value)
+
+
+def _thawed_again(name: str) -> tuple[list[float], list[float]]:
+    """Return losses of a layer that is frozen after the Trainer was made, and thawed; and those of a plain loop."""
+    found = []
+    for plan in (PLANS[name], None):
+        model = _model()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        trainer = plan and hocket.Trainer(model, nn.functional.mse_loss, optimizer, plan, sample=X)
+        losses = []
+        for step in range(4):
+            model[2].requires_grad_(step >= 2)
+            if trainer is not None:
+                losses.append(float(trainer.step((X, Y))))
+                continue
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(X), Y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        found.append(losses)
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("name", ["data", "parameters", "tensor", "pipeline"])
+def test_what_is_trained_only_after_the_trainer_was_made_is_refused(name: str) -> None:
+    for ranks in (1, 2) if name == "data" else (2,):
+        assert "'2.weight' was frozen when the Trainer was made" in run_ranks(_trained_later, ranks, name, "thawed")[0]
+        assert "(add_param_group), which knows nothing of them" in run_ranks(_trained_later, ranks, name, "added")[0]
+    for mine, plain in run_ranks(_thawed_again, 2, name):
+        assert mine == pytest.approx(plain, rel=1e-10)

@@ -130,3 +130,53 @@ def test_a_range_of_memory_finds_its_place_whatever_the_order_of_axes(axes: list
         assert torch.equal(tensor[where], shard.tensor)
         seen += shard.tensor.flatten().tolist()
     assert sorted(seen) == list(range(begin, end))
+
+
+class _Counts(torch.optim.SGD):
+    """Keeps a count of its own, as torch's optimizers do not."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "count": 1}
+
+
+class _History(torch.optim.Optimizer):
+    """Keeps its last gradients in a list."""
+
+    elementwise = True
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            last = self.state[parameter].setdefault("last", [])
+            last.append(parameter.grad.clone())
+            parameter.data.add_(sum(last[-2:]), alpha=-self.param_groups[0]["lr"])
+
+
+def _saved(kind: Any, plan: Plan, path: str) -> str:
+    """Return what is said of saving, and of loading under sharded parameters what plain data parallelism has saved."""
+    x, y = torch.ones(4, 6), torch.ones(4, 6)
+    for here in dict.fromkeys((plan, Plan(shard="parameters"))):
+        model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+        trainer = hocket.Trainer(model, nn.functional.mse_loss, kind(model.parameters(), lr=0.1), here)
+        trainer.step((x, y))
+        try:
+            if here is plan:
+                trainer.save(path)
+            else:
+                trainer.load(path)
+        except CheckpointError as error:
+            return str(error)
+    return ""
+
+
+def test_an_optimizers_state_that_would_be_lost_is_refused(tmp_path: Path) -> None:
+    lost = run_ranks(_saved, 2, _Counts, Plan(), str(tmp_path / "counts"))
+    assert all("its state dict has count besides the state by parameter" in said for said in lost)
+    parted = run_ranks(_saved, 2, _History, Plan(shard="parameters"), str(tmp_path / "parted"))
+    assert all(
+        "its state 'last' of '0.weight', of which a rank has a part, cannot be joined" in said for said in parted
+    )
+    whole = run_ranks(_saved, 2, _History, Plan(), str(tmp_path / "whole"))
+    assert all("has a state 'last' of '0.weight', which this plan cannot divide" in said for said in whole)

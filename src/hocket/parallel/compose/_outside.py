@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+import warnings
 import weakref
 from typing import Any
 
 import torch
+
+from ..mesh import World
+from ..state.checkpoint import PART
 
 _OURS = ("hocket.parallel.", "hocket.keras.")
 
@@ -39,26 +43,124 @@ def refuse_other_steps(optimizer: Any, trainer: object) -> None:
             "trainer.step(batch): call that, or take hocket.distribute(model, optimizer, loader) for a loop of your own"
         )
 
+    check.elementwise = True  # type: ignore[attr-defined]  # for `check_step_hooks`
     optimizer.register_step_pre_hook(check)
+
+
+def check_step_hooks(optimizer: Any) -> None:
+    """Refuse the program's hooks on the optimizer's steps where the plan divides what they see.
+
+    Raises:
+        RuntimeError: there is one that does not say that it works element by element.
+    """
+    hooks = [
+        hook
+        for kind in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+        for hook in getattr(optimizer, kind, {}).values()
+        if not getattr(hook, "elementwise", False)
+    ]
+    if hooks:
+        name = getattr(hooks[0], "__qualname__", type(hooks[0]).__name__)
+        raise RuntimeError(
+            f"the program has a hook on the optimizer's steps ({name}), and under this plan no rank has all parameters "
+            "and gradients when it is called: for clipping say clip_norm in the plan, else take a plan of data "
+            "parallelism alone. A hook that treats each element by itself, through the optimizer's groups, says so by "
+            "an attribute: hook.elementwise = True"
+        )
+
+
+def mark_parts(optimizer: Any, world: World) -> None:
+    """Have the state dicts of an optimizer that works on parts of parameters say whose they are, and refuse others'.
+
+    Args:
+        optimizer: The optimizer, whose groups have this rank's parts.
+        world: All ranks.
+    """
+    if not hasattr(optimizer, "_optimizer_state_dict_post_hooks"):  # of a library, that has not called torch's __init__
+        return
+    mine = [world.rank, world.size]
+
+    def mark(_: Any, state: dict[str, Any]) -> None:
+        state[PART] = mine
+
+    def check(_: Any, state: dict[str, Any]) -> None:
+        if state.get(PART) == mine:
+            return
+        what = "of whole parameters" if PART not in state else "of rank {} of {} alone".format(*state[PART])
+        raise ValueError(
+            f"this is the optimizer's state {what}, and the plan has rank {world.rank} of {world.size} update parts of "
+            "its own: keep it by trainer.save, which trainer.load reads under every plan; whole state can also be "
+            "loaded before the Trainer is made"
+        )
+
+    optimizer.register_state_dict_post_hook(mark)
+    optimizer.register_load_state_dict_pre_hook(check)
 
 
 def hint_at_loading(model: torch.nn.Module) -> None:
     """Have errors of `model.load_state_dict`, which takes what a rank holds alone, say what takes whole weights."""
+    model.register_load_state_dict_pre_hook(_hint)  # type: ignore[no-untyped-call]
 
-    def look(
-        module: Any, state: Any, prefix: str, metadata: Any, strict: Any, missing: Any, extra: Any, errors: Any
-    ) -> None:
-        for name, parameter in module.named_parameters():
-            given = state.get(f"{prefix}{name}")
-            divided = isinstance(given, torch.Tensor) and hasattr(parameter, "to_local") != hasattr(given, "to_local")
-            if divided or (given is not None and getattr(given, "shape", None) != parameter.shape):
-                errors.append(
-                    "the plan divides parameters among ranks, and each rank's model has its part alone: "
-                    "trainer.load_state_dict(state, or a file) takes whole weights"
-                )
-                return
 
-    model.register_load_state_dict_pre_hook(look)  # type: ignore[no-untyped-call]
+def hint_at_saving(model: torch.nn.Module) -> None:
+    """Have `model.state_dict()` warn that it is of this rank's parts alone, and say what gives whole weights."""
+    model.register_state_dict_pre_hook(_warn)  # type: ignore[no-untyped-call]
+
+
+def _warn(*_: Any) -> None:
+    warnings.warn(
+        "the plan divides parameters among ranks, and this state dict has what one rank holds: trainer.state_dict(), "
+        "called on every rank, has the whole model's",
+        stacklevel=3,
+    )
+
+
+def _hint(
+    module: Any, state: Any, prefix: str, metadata: Any, strict: Any, missing: Any, extra: Any, errors: Any
+) -> None:
+    for name, parameter in module.named_parameters():
+        given = state.get(f"{prefix}{name}")
+        divided = isinstance(given, torch.Tensor) and hasattr(parameter, "to_local") != hasattr(given, "to_local")
+        if divided or (given is not None and getattr(given, "shape", None) != parameter.shape):
+            errors.append(
+                "the plan divides parameters among ranks, and each rank's model has its part alone: "
+                "trainer.load_state_dict(state, or a file) takes whole weights"
+            )
+            return
+
+
+class OtherParameters:
+    """Notices parameters that are to be trained only after the Trainer was made: it has no gradients of these.
+
+    Args:
+        model: As the plan has made it.
+        optimizer: Of its parameters.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: Any) -> None:
+        self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+        self._known = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        self._optimizer = optimizer
+
+    def check(self) -> None:
+        """Raise an error if there are any.
+
+        Raises:
+            RuntimeError: there are.
+        """
+        thawed = next((name for name, p in self._frozen if p.requires_grad), None)
+        if thawed is not None:
+            raise RuntimeError(
+                f"parameter {thawed!r} was frozen when the Trainer was made, which so has no gradients of it, and "
+                "requires gradients now: have it require them when the Trainer is made, and freeze it after that until "
+                "it is to be trained; or make a new Trainer"
+            )
+        if any(id(p) not in self._known for group in self._optimizer.param_groups for p in group["params"]):
+            raise RuntimeError(
+                "the optimizer was given other parameters after the Trainer was made (add_param_group), which knows "
+                "nothing of them: add their group before that, and freeze its parameters after that until they are to "
+                "be trained; or make a new Trainer"
+            )
 
 
 class ReplacedModules:

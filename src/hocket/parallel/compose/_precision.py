@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from ._forward import replace_forward
+
 R = TypeVar("R")
 
 
@@ -42,4 +44,4 @@ def in_precision(function: Callable[..., R], precision: str, device: str) -> Cal
 def cast_module(module: torch.nn.Module, precision: str, device: str) -> None:
     """Have calls of `module` computed in that precision; the module stays the same object."""
     if precision != "float32":
-        module.forward = in_precision(module.forward, precision, device)
+        replace_forward(module, lambda forward, _: in_precision(forward, precision, device))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -185,8 +185,34 @@ def _staged(composition: Composition, pipeline: Pipeline, names: Sequence[str], 
 
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_KEYWORD
     parameters = [*(inspect.Parameter(name, kinds[0]) for name in names), inspect.Parameter("kwargs", kinds[1])]
-    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return forward
+    return _OfThisModel(forward, inspect.Signature(parameters))
+
+
+class _OfThisModel:
+    """A forward that copies of its model do not have."""
+
+    def __init__(self, forward: Any, signature: inspect.Signature) -> None:
+        self._forward = forward
+        self.__signature__ = signature
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(*args, **kwargs)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return _of_a_copy
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError(
+            "a model in a pipeline has the weights of this rank's stages alone, and cannot be pickled: save "
+            "trainer.state_dict(), or call trainer.save or trainer.save_model"
+        )
+
+
+def _of_a_copy(*args: Any, **kwargs: Any) -> NoReturn:
+    raise RuntimeError(
+        "a copy of a model in a pipeline has the weights of this rank's stages alone, and cannot be called: write its "
+        "weights into those of trainer.model, parameter by parameter, and call that or trainer.evaluate"
+    )
 
 
 def is_loader(given: Any) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from ..data import blocks
 from ..partition.tensor import reading_cut_parameters
 from ..pipeline import checkpointed
+from ._forward import replace_forward
 
 
 def recompute(module: torch.nn.Module) -> list[str]:
@@ -20,16 +22,14 @@ def recompute(module: torch.nn.Module) -> list[str]:
     """
     names = []
     for name, block in blocks(module):
-        forward = block.forward
-
-        @functools.wraps(forward)
-        def again(*args: Any, _forward: Any = forward, _block: torch.nn.Module = block, **kwargs: Any) -> Any:
-            def within(*args: Any, **kwargs: Any) -> Any:
-                with reading_cut_parameters():  # in back-propagation, too, outside of the model's forward
-                    return _forward(*args, **kwargs)
-
-            return checkpointed(within, _block, *args, **kwargs)
-
-        block.forward = again
+        replace_forward(block, _again)
         names.append(name)
     return names
+
+
+def _again(forward: Callable[..., Any], block: torch.nn.Module) -> Callable[..., Any]:
+    def within(*args: Any, **kwargs: Any) -> Any:
+        with reading_cut_parameters():  # in back-propagation, too, outside of the model's forward
+            return forward(*args, **kwargs)
+
+    return partial(checkpointed, within, block)

@@ -32,7 +32,15 @@ from ._compose import compose
 from ._composition import Composition
 from ._divide import sample_inputs
 from ._loss_check import LossCheck
-from ._outside import ReplacedModules, hint_at_loading, refuse_other_steps
+from ._outside import (
+    OtherParameters,
+    ReplacedModules,
+    check_step_hooks,
+    hint_at_loading,
+    hint_at_saving,
+    mark_parts,
+    refuse_other_steps,
+)
 from ._passes import loss_of_model
 from ._predict import Predictor, is_loader, joined
 from ._preemption import Preemption
@@ -135,6 +143,11 @@ class Trainer:
         if world.size > 1:
             refuse_other_steps(optimizer, self)
             hint_at_loading(model)
+        if not self._composition.local:
+            mark_parts(optimizer, world)
+        if self._composition.cut or self._mesh["pipeline"].size > 1:
+            hint_at_saving(model)
+        self._others = OtherParameters(self._composition.model, optimizer)
         self._replaced = ReplacedModules(model) if self._mesh["pipeline"].size > 1 else None
         self._marks: ReplicaMarks | None = None  # of settings alone: not every rank holds the same weights
         if world.size > 1 and not self.plan.priority and self.plan.synchronisation == "every_step":
@@ -201,8 +214,11 @@ class Trainer:
         with self._errors.told() if self._relaxation is None else nullcontext():
             if self._marks is not None:
                 self._marks.compare(self._mesh.whole)
+            self._others.check()
             if self._replaced is not None:
                 self._replaced.check()
+            if not self._composition.local or self.plan.priority:
+                check_step_hooks(self.optimizer)
             self._composition.form.forget()
             check = None if self._relaxation is not None else self._loss_check
             if check is not None and check.run(self._splitter.parts(batch, 1)[0], self._splitter.whole(batch)):

@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -67,6 +67,7 @@ class FullySharded(ShardingStrategy):
                 here = {name: p for name, p in left.items() if id(p) in own}
                 for one in group:
                     one.register_forward_hook(_without_views)  # before FSDP2's own, which hang on what it returns
+                    one.__deepcopy__ = _no_copy  # type: ignore[assignment]
                 fill([*here.values(), *(excluded if group == [module] else ())])
                 fully_shard(group if group != [module] else module, mesh=mesh, ignored_params=set(excluded))
                 for block in group if group != [module] else ():
@@ -269,6 +270,13 @@ def _gather_when_used(block: Any, model: torch.nn.Module) -> None:
     for one in inside:
         one.register_forward_pre_hook(gather)
     model.register_forward_hook(let_go)
+
+
+def _no_copy(memo: Any) -> NoReturn:
+    raise RuntimeError(
+        "a model with sharded parameters cannot be copied, as averages of weights (EMA, SWA) copy it: say shard = "
+        "'gradients', average what each rank has of trainer.model.parameters(), or copy trainer.state_dict()"
+    )
 
 
 def _without_views(_: torch.nn.Module, __: Any, output: Any) -> Any:

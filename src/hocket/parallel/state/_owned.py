@@ -45,7 +45,7 @@ class Owned:
 
 
 def check_elementwise(optimizer: Any, *, rows: bool = False) -> None:
-    """Raise ValueError if an update may need more of a parameter than one rank has.
+    """Raise ValueError if an update may need more of a parameter than one rank has, or the state is not of the whole.
 
     An optimizer of one's own that works element by element says so by an attribute `elementwise = True`; one that
     needs norms of whole parameters besides has a method `bind_norms`, see `hocket.parallel.state.optim.LayerWise`.
@@ -66,6 +66,15 @@ def check_elementwise(optimizer: Any, *, rows: bool = False) -> None:
             "elementwise = True if it does, or "
             'choose a plan with shard = "none" and no tensor parallelism'
         )
+    parameters = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items() if id(parameter) in parameters else ():
+            if isinstance(value, torch.Tensor) and value.numel() > 1 and value.shape != parameter.shape:
+                raise ValueError(
+                    f"the optimizer's state {key!r} has the shape {list(value.shape)}, and its parameter "
+                    f"{list(parameter.shape)}: it is of a part that one rank had, as optimizer.state_dict() under a "
+                    "plan that divides parameters gives it. trainer.save keeps all parts, and trainer.load reads them"
+                )
 
 
 def updates_meet(optimizer: Any) -> bool:

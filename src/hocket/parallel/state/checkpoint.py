@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,13 +11,16 @@ from typing import Any
 
 import torch
 
-from ..batches import RngStates
+from ..batches import RngStates, tensors_in
 from ..mesh import World
 from ._manifest import ABOUT, EXTRA, MANIFEST, MODEL, OPTIMIZER, CheckpointError, Manifest, alike, is_whole
 from ._owned import Owned
 from ._replace import beside, fresh, fresh_token, replace, standing
 from ._shards import TensorShard
 from .whole import ModelOutline
+
+PART = "hocket_part"
+"""In an optimizer's state dict: the rank whose parts it is of, and how many ranks there are."""
 
 
 def write(
@@ -48,6 +52,9 @@ def write(
 
     path = path.resolve()
     said = world.from_root(str(path))
+    owned = list(owned)
+    with alike(world):
+        _check_is_kept(optimizer, owned)
     shards = [_renamed(shard, MODEL + shard.name) for shard in tensors]
     scalars: dict[str, dict[str, Any]] = {}
     for item in owned:
@@ -154,8 +161,11 @@ def read(
         outline.check_keys(missing, unexpected, said, strict=True)
         outline.check(found, said, casts=False)
         _check_optimizer(about, optimizer, outline, said)
+        for item in (owned := list(owned)):
+            for key, value in about["optimizer_scalars"].get(item.name, {}).items():
+                if _divides_not(value, item):
+                    raise CheckpointError(f"{said} has a state {key!r} of {item.name!r}, which this plan cannot divide")
     shards = [_renamed(shard, MODEL + shard.name) for shard in tensors]
-    owned = list(owned)
     saved: dict[str, dict[str, torch.dtype]] = {}
     for name, (_, dtype) in reader.tensors(OPTIMIZER).items():
         parameter, _, key = name.rpartition("/")
@@ -185,6 +195,34 @@ def read(
             optimizer.state[item.leaf] = fitted
     set_random_state(about["random"][world.rank % len(about["random"])])
     return about, extra
+
+
+def _check_is_kept(optimizer: Any, owned: Iterable[Owned]) -> None:
+    """Refuse an optimizer that has other state than what is kept: settings of its groups, and values by parameter."""
+    kind, why = type(optimizer).__name__, ""
+    state = optimizer.state_dict() if hasattr(optimizer, "state_dict") else {}
+    if more := [str(key) for key in state if key not in ("state", "param_groups", PART)]:
+        why = f"its state dict has {', '.join(more[:3])} besides the state by parameter"
+    elif more := [key for key in optimizer.state if not isinstance(key, torch.Tensor)]:
+        why = f"it has state that is of no parameter ({more[0]!r})"
+    for item in owned:
+        for key, value in optimizer.state.get(item.leaf, {}).items():
+            if _divides_not(value, item):
+                why = why or f"its state {key!r} of {item.name!r}, of which a rank has a part, cannot be joined"
+    if why:
+        raise CheckpointError(
+            f"{kind} keeps what a checkpoint does not: {why}. Keep it by torch.save(optimizer.state_dict()), under a "
+            "plan that divides nothing, beside trainer.state_dict()"
+        )
+
+
+def _divides_not(value: Any, item: Owned) -> bool:
+    """Return whether a state of a part of a parameter has values that are neither of its elements nor of all alike."""
+    if item.leaf.numel() == math.prod(item.where.place.shape):
+        return False
+    if isinstance(value, torch.Tensor) and value.shape == item.leaf.shape:
+        return False
+    return any(tensor.numel() > 1 for tensor in tensors_in(value))
 
 
 def _check_optimizer(about: dict[str, Any], optimizer: Any, outline: ModelOutline, said: str) -> None:

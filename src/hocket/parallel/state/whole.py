@@ -77,8 +77,7 @@ class ModelOutline:
         kept = [key for key in self.computed if key.endswith(_EXTRA)]
         if not kept:
             return {}
-        state = model.state_dict()
-        mine = {key: state.get(key) for key in kept}
+        mine = {key: model.get_submodule(key.rpartition(".")[0]).get_extra_state() for key in kept}
         for key, value in mine.items():
             if len(set(world.from_all(pickle.dumps(value)))) > 1:
                 raise CheckpointError(f"{key!r} of the model's state dict is not the same on all ranks")
