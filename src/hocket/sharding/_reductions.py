@@ -179,8 +179,8 @@ def class_loss(call: OperatorCall, *args: Any, **kwargs: Any) -> Outcome:
             return torch.as_tensor(local.peers.total(added) / (math.prod(input.shape) / input.shape[classes]))
         counted = mine["target"][mine["target"] != ignored]
         divisor = counted.new_tensor(counted.numel()) if by is None else by[counted].sum()
-        both = local.peers.total(torch.stack([added, divisor.to(added)]))
-        return torch.as_tensor(both[0] / both[1])
+        # Two sums, so that the graph tells what the loss divides by.
+        return torch.as_tensor(local.peers.total(added) / local.peers.total(divisor.detach().to(added)))
 
     call.run = run
     return REPLICATED

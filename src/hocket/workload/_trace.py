@@ -317,6 +317,33 @@ def _pass_ahead(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> t
 
 
 @contextmanager
+def _but_in_torch_func(hooks: torch.autograd.graph.saved_tensors_hooks) -> Iterator[None]:
+    """Open a block with hooks that do not hold in calls of `torch.func.grad` and its kin: torch refuses them there."""
+    original, depth = torch.autograd.graph.disable_saved_tensors_hooks, 0
+
+    @contextmanager
+    def disabled(error_message: str) -> Iterator[None]:
+        nonlocal depth
+        if depth == 0:
+            hooks.__exit__()
+        depth += 1
+        try:
+            with original(error_message):
+                yield
+        finally:
+            depth -= 1
+            if depth == 0:
+                hooks.__enter__()
+
+    torch.autograd.graph.disable_saved_tensors_hooks = disabled
+    try:
+        with hooks:
+            yield
+    finally:
+        torch.autograd.graph.disable_saved_tensors_hooks = original
+
+
+@contextmanager
 def watching(
     recording: Recording, ignored: Set[int], at: Sequence[int] = (0,), *, bytes_moved: bool = True
 ) -> Iterator[Trace]:
@@ -349,7 +376,7 @@ def watching(
 
     watch = _Watch(trace, at, ignored, bytes_moved=bytes_moved)
     try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved), watch:
+        with _but_in_torch_func(torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved)), watch:
             yield trace
     finally:
         # The graph holds `pack`, and what `pack` holds would hold the graph: nobody could free it, and parameters of

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
@@ -85,3 +86,31 @@ def test_losses_and_what_is_left_are_those_of_one_process(ranks: int, run: int) 
         assert found == pytest.approx(losses, rel=1e-11)
         for name, value in kept.items():
             torch.testing.assert_close(value, state[name], rtol=1e-9, atol=1e-12, msg=name)
+
+
+class Nested(Net):
+    """Computes its blocks again by itself, in back-propagations that are nested in that of the loss."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + checkpoint(block, x, use_reentrant=True)
+        return self.last(x)  # type: ignore[no-any-return]
+
+
+def nested(plans: list[Plan]) -> list[list[float]]:
+    found = []
+    for plan in plans:
+        torch.manual_seed(5)
+        model, batch = Nested().double(), (torch.randn(6, 8).double(), torch.randn(6, 4).double())
+        trainer = hocket.Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.5), plan)
+        found.append([float(trainer.step(batch)) for _ in range(STEPS)])
+    return found
+
+
+def test_gradients_of_nested_back_propagations_are_reduced_once() -> None:
+    plans = [Plan(shard=shard, accumulate=parts) for shard in ("none", "optimizer", "gradients") for parts in (1, 2)]
+    (expected,) = nested([Plan()])
+    for rank in run_ranks(nested, 2, plans):
+        for plan, losses in zip(plans, rank, strict=True):
+            assert losses == pytest.approx(expected, rel=1e-11), plan

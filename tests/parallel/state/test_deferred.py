@@ -14,6 +14,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune
 
 import hocket
 from hocket.parallel.state import Deferred, _deferred
@@ -162,6 +163,10 @@ def _no_gradient(model: Any, change: Any) -> None:
         change(model)
 
 
+def _and_back(module: nn.Module) -> None:
+    parametrize.remove_parametrizations(module, "weight")
+
+
 CHANGES: dict[str, Any] = {
     "loaded": _loaded,
     "applied": _applied,
@@ -180,6 +185,22 @@ CHANGES: dict[str, Any] = {
     "its own state": lambda m: m.load_state_dict(m.state_dict()) and None,
     "out": lambda m: _no_gradient(m, lambda o: torch.mul(torch.ones(SIDE, SIDE), 0.1, out=o.one.weight)),
     "other data": lambda m: setattr(m.one.weight, "data", torch.full((SIDE, SIDE), 0.3)),
+    "data of itself": lambda m: setattr(m.one.weight, "data", m.one.weight.data.t() * 0.5),
+    "data of another": lambda m: setattr(m.one.weight, "data", m.other.weight.data.clone()),
+    "each of itself": lambda m: m.one._apply(lambda one: one * 2) and None,
+    "its own copy": lambda m: _no_gradient(m, lambda o: o.one.weight.copy_(o.one.weight.clone())),
+    "its directions": lambda m: _no_gradient(m, lambda o: o.one.weight.div_(o.one.weight.norm(dim=1, keepdim=True))),
+    "those below 0": lambda m: _no_gradient(m, lambda o: o.one.weight.__setitem__(o.one.weight < 0, 0.0)),
+    "a number of its own": lambda m: _no_gradient(m, lambda o: o.one.weight.mul_(float(o.one.weight.mean()))),
+    "another parameter": lambda m: setattr(m.one, "weight", nn.Parameter(m.one.weight.detach() * 2)),
+    "the same numbers": lambda m: setattr(m.one, "weight", nn.Parameter(m.other.weight)),
+    "one row": lambda m: setattr(m.one, "weight", nn.Parameter(m.one.weight.data[:1].expand(SIDE, -1).contiguous())),
+    "beside others": lambda m: setattr(m.one, "weight", nn.Parameter(torch.cat([torch.ones(3, SIDE), m.one.weight]))),
+    "its own state, doubled": lambda m: m.load_state_dict({k: v * 2 for k, v in m.state_dict().items()}) and None,
+    "weight norm": lambda m: parametrizations.weight_norm(m.one) and None,
+    "weight norm and back": lambda m: _and_back(parametrizations.weight_norm(m.one)),
+    "spectral norm": lambda m: parametrizations.spectral_norm(m.one) and None,
+    "pruned": lambda m: prune.l1_unstructured(m.one, "weight", amount=0.3) and None,
     "data of another type": lambda m: setattr(m.one.weight, "data", torch.full((SIDE, SIDE), 0.3, dtype=torch.float64)),
 }  # fmt: skip
 
@@ -218,18 +239,39 @@ def test_what_cannot_be_done_to_a_deferred_parameter_is_refused() -> None:
     with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
         weight.mul_(2.0)
     with torch.no_grad():
-        with pytest.raises(RuntimeError, match="copy_ has numbers of other tensors that are not there yet"):
-            weight.copy_(weight * 2)
+        for change in (weight.copy_, lambda lost: setattr(weight, "data", lost)):
+            with pytest.raises(RuntimeError, match="has numbers of other tensors that are not there"):
+                change(torch.ones(SIDE, SIDE, device="meta"))
         with pytest.raises(RuntimeError, match="resize_ changes its memory"):
             weight.resize_(3)
         with pytest.raises(RuntimeError, match="changes several deferred parameters at once"):
             torch.linalg.qr(torch.rand(SIDE, SIDE), out=(weight, model.other.weight))
     for move in (lambda: model.to("cpu"), lambda: weight.cpu()):
-        with pytest.raises(NotImplementedError, match="build it on its device"):
+        with pytest.raises(RuntimeError, match="build it on its device"):
             move()
     assert weight.is_meta
     assert isinstance(weight, nn.Parameter)
-    assert (weight * 2).is_meta
+    held = weight * 2
+    assert held.is_meta
+    assert Deferred.of(model) is not None
+    with pytest.raises(RuntimeError, match="make it again of the model's parameters"):
+        held + 1
+
+
+def test_what_only_one_rank_has_read_makes_no_other_model() -> None:
+    models = [hocket.deferred(Program, []) for _ in range(2)]
+    assert float((models[0].one.weight.detach() * 2).abs().sum()) > 0
+    found = [Deferred.of(model)._ledgers[0].operators(list(model.parameters())) for model in models]
+    assert found[0] == found[1]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
+def test_a_tensor_that_was_computed_with_gradients_and_kept_is_told() -> None:
+    def build() -> nn.Module:
+        return nn.utils.weight_norm(nn.Linear(200, 200))
+
+    with pytest.raises(ValueError, match="parameter 'weight_v' cannot be deferred.*parametrizations.weight_norm"):
+        hocket.deferred(build)
 
 
 def test_what_is_no_model_or_has_lost_its_buffers_is_refused() -> None:

@@ -161,6 +161,7 @@ SAME_VALUES = (
 SUMS = ("SumBackward0", "SumBackward1", "NansumBackward0", "NansumBackward1", "DotBackward0", "VdotBackward0")
 """Sums where the result is a scalar, also of products: `losses.sum(0)`, `losses @ mask`."""
 _PRODUCTS = ("MvBackward0", "MmBackward0", "BmmBackward0")  # what einsum makes sums of
+_OVER_RANKS = "_Total"  # the sum over the parts of samples that spatial parallelism has divided
 _SUM = -1.0  # the count of a term that divides by nothing
 _DEPTH = 64
 
@@ -189,7 +190,7 @@ def _collect(node: Any, found: list[float], depth: int) -> bool:
         return False
     if kind in ("Add", "Sub") and len(below) == 2:
         return all(_collect(one, found, depth - 1) for one in below)
-    if kind in ("Add", "Sub", "Mul", *SAME_VALUES) and len(below) == 1:
+    if kind in ("Add", "Sub", "Mul", _OVER_RANKS, *SAME_VALUES) and len(below) == 1:
         return _collect(below[0], found, depth - 1)
     if kind == "Div" and len(below) == 1 and node.next_functions[0][0] is not None:
         terms: list[float] = []
@@ -230,6 +231,8 @@ def is_empty(node: Any, divisor: torch.Tensor | None = None) -> bool:
         sizes = tuple(getattr(node, "_saved_self_sym_sizes", ()))
         no_count |= sizes[:1] > (1,)
         kept: Any = None
+        if kind == _OVER_RANKS:  # what is masked here need not be so on other ranks, but the sum is theirs, too
+            return no_count and node.summed is not None and not bool(node.summed)
         if kind in ("NllLoss", "NllLoss2D"):
             ignored = (node._saved_ignore_index + 2**63) % 2**64 - 2**63
             kept = node._saved_target != ignored

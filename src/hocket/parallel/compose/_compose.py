@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from hocket.planner import Plan, inner
 
@@ -79,6 +82,7 @@ def compose(
     check_gradient_hooks(parameters, plan, mesh)
     frozen = {id(p) for p in parameters.values() if not p.requires_grad}
     groups, outline = _groups(parameters, optimizer), ModelOutline.of(model, optimizer)
+    originals = {id(p): name for name, p in parameters.items()}
     del parameters  # sharded, they would be kept whole
     draft = Draft(model, optimizer, plan, mesh, inputs)
     with old_objects_set_aside():
@@ -97,7 +101,7 @@ def compose(
     device = next((p.device.type for p in model.parameters()), "cpu")
     for module, _ in draft.modules:
         cast_module(module, plan.precision, device)
-    loss = in_precision(loss_fn, plan.precision, device)
+    loss = in_precision(_WithoutParameters.guarded(loss_fn, draft, originals), plan.precision, device)
     check_replicas(draft.modules, mesh.replicas, world)
     pipeline = _pipeline(draft, loss)  # before parameters are sharded: stages may share some
     form, trained = _held(draft, tables, frozen)
@@ -130,6 +134,51 @@ def compose(
     if hasattr(optimizer, "bind_norms"):
         optimizer.bind_norms(WholeNorms(groups, copies, world, local=composition.local))
     return composition
+
+
+class _WithoutParameters(TorchFunctionMode):
+    """Refuses that a loss is given parameters of the model of which this rank has a part only."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self._names = names
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for one in tree_leaves((args, kwargs)):
+            if (name := self._names.get(id(one))) is not None and not _asks(func):
+                raise RuntimeError(
+                    f"the loss function computes with the model's parameter {name!r}, of which a rank has a part or "
+                    "nothing by this plan: have the model's forward return what the loss needs of it (a norm, say), "
+                    "use the optimizer's weight_decay, or take data parallelism (shard = 'gradients' at most)"
+                )
+        return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def guarded(cls, loss_fn: Callable[..., Any], draft: Draft, originals: Mapping[int, str]) -> Callable[..., Any]:
+        """Return the loss function as it is, or one that is watched until it has been called without an error."""
+        plan, model, watched = draft.plan, draft.model, True
+        everything = plan.pipeline_parallel_degree > 1 or plan.shard == "parameters"
+        if not everything and not draft.cut:
+            return loss_fn
+
+        @functools.wraps(loss_fn)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal watched
+            if not watched:
+                return loss_fn(*args, **kwargs)
+            names = {**originals, **{id(p): name for name, p in model.named_parameters()}}
+            given = {id(one) for one in tree_leaves((args, kwargs))}  # the model may return parameters
+            with cls({k: name for k, name in names.items() if k not in given and (everything or name in draft.cut)}):
+                found = loss_fn(*args, **kwargs)
+            watched = False
+            return found
+
+        return call
+
+
+def _asks(func: Any) -> bool:
+    """Return whether a function asks a parameter for what does not depend on its numbers."""
+    return func in (torch.Tensor.dtype.__get__, torch.Tensor.device.__get__, torch.Tensor.requires_grad.__get__)  # type: ignore[attr-defined]
 
 
 def _aligned(model: torch.nn.Module, optimizer: Any, plan: Plan, world: World, deferred: Deferred | None) -> Mesh:

@@ -260,7 +260,7 @@ class LossCheck:
     ) -> _Verdict | None:
         """Return that the model takes the whole batch and no part of it, if it is so; a collective operation."""
         from_all = self._composition.mesh.whole.from_all
-        if not self._cuts or not all(from_all(batch is not None)):
+        if not self._cuts or not all(from_all(batch is not None and batch.samples > few.samples)):
             return None
         assert batch is not None
         as_evaluated(modules)

@@ -527,8 +527,9 @@ class Trainer:
     def _check_known(self) -> None:
         if not self._composition.known:
             raise RuntimeError(
-                "the model was built on the meta device, and nothing says what its weights are: load a checkpoint or "
-                "a state dict first, or build it with hocket.deferred(build), which initialises it as it would be"
+                "the model, or what was added to it later, was built on the meta device or moved there, and nothing "
+                "says what its weights are: load a checkpoint or a state dict first, or build it all in the function "
+                "that hocket.deferred(build) is given, which initialises it as it would be"
             )
 
     def _shared(self, loader: Iterable[Any]) -> SharedLoader:

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
 import torch
+from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..batches import mapped
@@ -15,6 +16,11 @@ from ._copies import AverageOfCopies
 from ._hooks import has_own_hooks
 from ._overlap import ForwardPrefetch, OverlappedAllGather, OverlappedReduceScatter, on_several_hosts
 from ._strategy import ShardingStrategy
+
+_PARTS = (
+    "the model or the loss computes with parameters outside of the block that they belong to (a sum over "
+    "model.parameters(), say), and shard = 'parameters' has a part of them there: say shard = 'gradients'"
+)
 
 
 class FullySharded(ShardingStrategy):
@@ -56,6 +62,7 @@ class FullySharded(ShardingStrategy):
             for parameter in before.values():
                 if not parameter.is_contiguous():  # a matter of speed only, and FSDP2 takes no others
                     parameter.data = parameter.detach().contiguous()
+            module.register_forward_hook(_apart)  # before what lets go of parameters at its end
             given = _OtherData()
             module.register_forward_pre_hook(given)  # before FSDP2's own
             device = next(iter(before.values())).device.type
@@ -66,7 +73,8 @@ class FullySharded(ShardingStrategy):
                 own = {id(p) for one in group for p in one.parameters()}
                 here = {name: p for name, p in left.items() if id(p) in own}
                 for one in group:
-                    one.register_forward_hook(_without_views)  # before FSDP2's own, which hang on what it returns
+                    if one is not module:
+                        one.register_forward_hook(_apart)  # before FSDP2's own, which hang on what it returns
                     one.__deepcopy__ = _no_copy  # type: ignore[assignment]
                 fill([*here.values(), *(excluded if group == [module] else ())])
                 fully_shard(group if group != [module] else module, mesh=mesh, ignored_params=set(excluded))
@@ -75,8 +83,10 @@ class FullySharded(ShardingStrategy):
                     _gather_when_used(block, module)
                 gathered = group[0]._get_fsdp_state()._fsdp_param_group  # type: ignore[operator]
                 known = {id(module.get_parameter(name)): names[name] for name in here}
-                for one in () if gathered is None else gathered.fsdp_params:
-                    self._gathered.append((one, known[id(one.sharded_param)]))
+                held = [] if gathered is None else [(one, known[id(one.sharded_param)]) for one in gathered.fsdp_params]
+                self._gathered += held
+                for one in group:
+                    _refuse_other_parameters(one, held)
                 for name, original in here.items():
                     self._take(original, sharded := module.get_parameter(name), places[names[name]], world)
                     given.watch(names[name], sharded)
@@ -132,6 +142,8 @@ class FullySharded(ShardingStrategy):
         try:
             yield
         except RuntimeError as error:
+            if "mixed torch.Tensor and DTensor" in str(error):
+                raise RuntimeError(_PARTS) from error
             if "storage of size 0" not in str(error):
                 raise
             raise RuntimeError(
@@ -139,7 +151,13 @@ class FullySharded(ShardingStrategy):
                 "gradients do (create_graph=True), and shard = 'parameters' has let them go: say shard = 'gradients'"
             ) from error
         for parameter, name in self._gathered:
-            if (whole := getattr(parameter, "_unsharded_param", None)) is not None and whole._version:
+            whole = getattr(parameter, "_unsharded_param", None)
+            if whole is not None and whole.grad is not None:
+                raise RuntimeError(
+                    f"a gradient of parameter {name!r} came after those of its block were reduced, since the model "
+                    "uses the parameter outside of the block, too: say shard = 'gradients'"
+                )
+            if whole is not None and whole._version:
                 raise RuntimeError(
                     f"the model's forward writes to parameter {name!r}, which is lost when shard = 'parameters' lets "
                     "go of it: write to it between steps, or say shard = 'gradients'"
@@ -205,6 +223,26 @@ def _call_with_hooks(block: torch.nn.Module) -> None:
     block.forward = forward
 
 
+def _refuse_other_parameters(block: torch.nn.Module, held: list[tuple[Any, str]]) -> None:
+    """Refuse to call a block with other parameters than FSDP2's, in whose place it would put its own."""
+
+    def check(_: torch.nn.Module, __: Any) -> None:
+        if any(level.key() == TransformType.Grad for level in get_interpreter_stack() or ()):
+            raise RuntimeError(
+                "the model is called inside a transform of torch.func (grad, vjp, jacrev, hessian), in which "
+                "shard = 'parameters' would lose gradients: say shard = 'gradients'"
+            )
+        for one, name in held:
+            found = one._module_info.module._parameters.get(one._module_info.param_name)
+            if found is not one.sharded_param and found is not getattr(one, "_unsharded_param", None):
+                raise RuntimeError(
+                    f"another tensor stands in the place of parameter {name!r} (torch.func.functional_call, say), and "
+                    "shard = 'parameters' would compute with the parameter: say shard = 'gradients'"
+                )
+
+    block.register_forward_pre_hook(check, prepend=True)  # before FSDP2's own
+
+
 class _OtherData:
     """Refuses to run a module whose parameters a program has given other data: FSDP2 goes on with what it holds."""
 
@@ -240,9 +278,24 @@ class _GatheredWhenRead:
         block.__dict__["_gathering"] = True  # setting a parameter reads it first
         try:
             block.unshard()
+            _hold(block, read=True)
         finally:
             del block.__dict__["_gathering"]
         return super().__getattr__(name)  # type: ignore[misc]
+
+
+def _hold(block: Any, *, read: bool) -> None:
+    """Let a block whose parameters were read keep them, and gather gradients, until all of back-propagation is over.
+
+    What is made of a parameter before the block is called has its gradient after that of the block's inputs, at which
+    FSDP2 reduces the block's gradients otherwise.
+    """
+    block.set_reshard_after_forward(not read, recurse=False)
+    group = block._get_fsdp_state()._fsdp_param_group
+    if read:
+        group._register_post_backward_hook = lambda args, kwargs: (args, kwargs)
+    else:
+        group.__dict__.pop("_register_post_backward_hook", None)
 
 
 def _gather_when_used(block: Any, model: torch.nn.Module) -> None:
@@ -263,6 +316,8 @@ def _gather_when_used(block: Any, model: torch.nn.Module) -> None:
         nonlocal used
         if used and not torch.is_grad_enabled():
             block.reshard()
+        if not inside:
+            _hold(block, read=False)
         used = not inside
 
     if not inside:
@@ -279,9 +334,16 @@ def _no_copy(memo: Any) -> NoReturn:
     )
 
 
-def _without_views(_: torch.nn.Module, __: Any, output: Any) -> Any:
-    """Copy what is a view: changing it in place would drop FSDP2's hooks, and gradients be wrong, of which it warns."""
-    return mapped(output, lambda tensor: tensor.clone() if tensor.requires_grad and tensor._is_view() else tensor)
+def _apart(_: torch.nn.Module, __: Any, output: Any) -> Any:
+    """Copy parameters, which FSDP2 lets go of, and views: changing one in place would drop FSDP2's hooks."""
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        if hasattr(tensor, "to_local"):
+            raise RuntimeError(_PARTS)
+        viewed = tensor._is_view() and (tensor.requires_grad or isinstance(tensor._base, torch.nn.Parameter))
+        return tensor.clone() if viewed or isinstance(tensor, torch.nn.Parameter) else tensor
+
+    return mapped(output, copied)
 
 
 def _together(module: torch.nn.Module, names: Mapping[str, str], whole: Sequence[str]) -> list[list[torch.nn.Module]]:

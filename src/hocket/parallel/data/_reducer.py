@@ -102,6 +102,17 @@ class GradientReducer:
         if self._order_observed:
             self._adopt_order()
 
+    @contextlib.contextmanager
+    def one_backward(self) -> Any:
+        """Open a block with one forward pass and its back-propagation, at whose end gradients are averaged.
+
+        They would be at the end of the first back-propagation that is nested in it (`expect_backward`), and once more.
+        """
+        self.prepare()
+        self._callback_queued = True
+        yield
+        self._finish()
+
     def find_hooks(self) -> None:
         """Have hooks that the program has registered on parameters wait for averaged gradients.
 

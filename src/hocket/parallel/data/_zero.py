@@ -208,8 +208,7 @@ class ShardedOptimizer(ShardingStrategy):
         """See ShardingStrategy. Where gradients are not kept, those of every pass are reduced."""
         reducer = self._reducer
         self._take_back()
-        with nullcontext() if last or not self._scatter.attaches else reducer.no_sync():
-            reducer.prepare()
+        with nullcontext() if last or not self._scatter.attaches else reducer.no_sync(), reducer.one_backward():
             yield
 
     @contextmanager

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from hocket.sharding import as_local
 
 from ..mesh import World
-from ._deferred_parameter import DeferredParameter, deferred_parameter
+from ._deferred_parameter import DeferredValue, deferred_value
 from .memory import give_back
 
 _SMALL_NBYTES: Final = 2**16  # tensors below are made at once
@@ -91,12 +91,14 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         adopts: Whether large results of operators are taken in, too, and lose their memory.
         known: Whether the lines say what the numbers are to be; if not, they are stand-ins until a state is loaded.
+        taken: Whether parameters are about to have their memory for good, and change: nothing can be made of them anew.
     """
 
     def __init__(self, *, known: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.adopts = False
         self.known = known
+        self.taken = False
         self._hollow: dict[int, _Hollow] = {}  # by id of the storage, which is kept here
         self._recent: dict[int, _Hollow] = {}  # those that have memory, the latest last
 
@@ -171,6 +173,15 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             each = [one(value, number) for value in args], {key: one(value, number) for key, value in kwargs.items()}
             self._dispatch(func, *each)
 
+    @contextmanager
+    def adopting(self) -> Iterator[None]:
+        """Open a block in which large results of operators are taken in."""
+        self.adopts = True
+        try:
+            yield
+        finally:
+            self.adopts = False
+
     def adopt(self, tensor: torch.Tensor, lines: list[_Line]) -> None:
         """Take in a tensor; its memory is given back."""
         storage = tensor.untyped_storage()
@@ -230,24 +241,24 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if one.nbytes >= _RETURNED_NBYTES:
                 give_back()
 
-    def operators(self) -> list[str]:
-        """Return the operators of all lines, with the shapes that they work on."""
+    def operators(self, tensors: Sequence[torch.Tensor]) -> list[str]:
+        """Return the operators of all lines that make tensors, with the shapes that they work on."""
         return [
             f"{line.operator} {[tuple(leaf.shape) for leaf in line.leaves() if isinstance(leaf, torch.Tensor)]}"
-            for line in self._lines()
+            for line in self._lines(tensors)
         ]
 
-    def values(self) -> list[Any]:
+    def values(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """Return what the lines begin with: states of random numbers, and all of their arguments that has memory."""
         found = []
-        for line in self._lines():
+        for line in self._lines(tensors):
             own = [None if self._is_own(leaf) else leaf for leaf in line.leaves()]
             found.append(([state for _, state in line.states], own))
         return found
 
-    def install(self, values: list[Any]) -> None:
+    def install(self, tensors: Sequence[torch.Tensor], values: list[Any]) -> None:
         """Put others in the place of `values()`, of a ledger with the same operators."""
-        for line, (states, leaves) in zip(self._lines(), values, strict=True):
+        for line, (states, leaves) in zip(self._lines(tensors), values, strict=True):
             line.states = [(generator, state) for (generator, _), state in zip(line.states, states, strict=True)]
             old, form = tree_flatten((line.args, line.kwargs))
             new = [mine if self._is_own(mine) else theirs for mine, theirs in zip(old, leaves, strict=True)]
@@ -260,8 +271,14 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_own(self, leaf: Any) -> bool:
         return isinstance(leaf, torch.Generator) or (isinstance(leaf, torch.Tensor) and self.of(leaf) is not None)
 
-    def _lines(self) -> list[_Line]:
-        return [line for one in self._hollow.values() for line in one.lines]
+    def _lines(self, tensors: Sequence[torch.Tensor]) -> list[_Line]:
+        found: dict[int, _Hollow] = {}
+        waiting = [one for tensor in tensors if (one := self.of(tensor)) is not None]
+        while waiting:
+            if id(one := waiting.pop()) not in found:
+                found[id(one)] = one
+                waiting += [other for line in one.lines for other, _ in line.needs]
+        return [line for one in found.values() for line in one.lines]
 
     def _allocate(self, one: _Hollow) -> None:
         key = id(one.storage)
@@ -335,22 +352,30 @@ def deferred(build: Callable[..., torch.nn.Module], *args: Any, **kwargs: Any) -
     To train on GPUs, build there: `with torch.device("cuda"): model = hocket.deferred(GPT, config)`.
     """
     ledger = Ledger()
-    ledger.adopts = True
-    with ledger:
+    with ledger, ledger.adopting():
         model = build(*args, **kwargs)
-    ledger.adopts = False
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"{build!r} must build a torch.nn.Module, not {type(model).__name__}")
     for tensor in _attributes(model):
         ledger.keep(tensor)
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         if ledger.of(parameter) is not None:
-            other: Any = deferred_parameter(parameter, ledger)
-            torch.utils.swap_tensors(parameter, other)  # type: ignore[no-untyped-call]
-            shown, hollow = cast(DeferredParameter, parameter), other  # optimizers that hold it notice nothing
-            shown.hollow = hollow
-            setattr(shown, _ATTRIBUTE, ledger)
+            other: Any = deferred_value(parameter, ledger)
+            _swap(name, parameter, other)  # optimizers that hold it notice nothing
+            cast(DeferredValue, parameter).hollow = other
+            setattr(parameter, _ATTRIBUTE, ledger)
     return model
+
+
+def _swap(name: str, parameter: torch.Tensor, other: torch.Tensor) -> None:
+    try:
+        torch.utils.swap_tensors(parameter, other)  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise ValueError(
+            f"parameter {name!r} cannot be deferred: a tensor that was computed from it with gradients is kept. "
+            "Compute that in the forward pass, or under torch.no_grad(); torch.nn.utils.weight_norm keeps one, "
+            "torch.nn.utils.parametrizations.weight_norm does not"
+        ) from error
 
 
 def _attributes(model: torch.nn.Module) -> Iterator[torch.Tensor]:
@@ -376,29 +401,38 @@ class Deferred:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        found = [p for p in model.parameters() if p.is_meta]
-        self.known = all(isinstance(p, DeferredParameter) for p in found)
         self._ledgers: list[Ledger] = []
+        self._parameters: list[torch.nn.Parameter] = []
+        self.known = True
         stand_ins = Ledger(known=False)
-        for number, parameter in enumerate(found):
-            if isinstance(parameter, DeferredParameter):
+        for name, parameter in model.named_parameters():
+            if isinstance(parameter, DeferredValue):
                 hollow, ledger = parameter.hollow, parameter.ledger
+                if not isinstance(hollow, torch.nn.Parameter):
+                    hollow = torch.nn.Parameter(hollow, parameter.requires_grad)
+            elif parameter.is_meta:
+                hollow = torch.nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
+                ledger = stand_ins
+                ledger.adopt(hollow, [_stand_in(hollow, len(self._parameters))])
+                self.known = False
             else:
-                hollow, ledger = (
-                    torch.nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad),
-                    stand_ins,
-                )
-                ledger.adopt(hollow, [_stand_in(hollow, number)])
+                continue
             hollow.requires_grad_(parameter.requires_grad)
-            torch.utils.swap_tensors(parameter, hollow)  # type: ignore[no-untyped-call]
+            _swap(name, parameter, hollow)
             setattr(parameter, _ATTRIBUTE, ledger)
+            self._parameters.append(parameter)
             if ledger not in self._ledgers:
                 self._ledgers.append(ledger)
-        self._parameters = found
+                ledger.taken = True
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> Deferred | None:
         """None for a model that has all of its memory."""
+        for tensor in _attributes(model):
+            if isinstance(tensor, DeferredValue):  # made of parameters since
+                hollow = tensor.hollow
+                tensor.ledger.keep(hollow)
+                torch.utils.swap_tensors(tensor, hollow)  # type: ignore[no-untyped-call]
         lost = next((n for n, b in model.named_buffers() if b.is_meta), None)
         if lost is not None:
             raise ValueError(
@@ -414,11 +448,11 @@ class Deferred:
             ValueError: the ranks have built different models.
         """
         for ledger in self._ledgers:
-            if len(set(map(tuple, world.from_all(ledger.operators())))) > 1:
+            if len(set(map(tuple, world.from_all(ledger.operators(self._parameters))))) > 1:
                 raise ValueError("ranks have built different models with hocket.deferred: build alike on every rank")
-            values = ledger.values()
+            values = ledger.values(self._parameters)
             if len(set(world.from_all(hashlib.sha256(pickle.dumps(values)).hexdigest()))) > 1:
-                ledger.install(world.from_root(values))
+                ledger.install(self._parameters, world.from_root(values))
 
     @contextmanager
     def streaming(self) -> Iterator[None]:
@@ -458,11 +492,8 @@ def made_of(parameter: torch.Tensor, make: Callable[[torch.Tensor], torch.Tensor
     ledger: Ledger | None = getattr(parameter, _ATTRIBUTE, None)
     if ledger is None:
         return make(parameter.data)
-    ledger.adopts = True
-    try:
+    with ledger.adopting():
         return make(parameter.data)
-    finally:
-        ledger.adopts = False
 
 
 def _stand_in(hollow: torch.nn.Parameter, number: int) -> _Line:

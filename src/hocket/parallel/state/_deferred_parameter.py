@@ -20,11 +20,17 @@ _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _LOADING = "_load_from_state_dict"
 _NO_WRITES = frozenset({"requires_grad_", "share_memory_", "rename_", "detach_"})
 _REFUSED = frozenset({"resize_", "resize_as_", "set_"})
+_INSIDE = "Do it in the function that hocket.deferred is given, where it is done to one tensor at a time"
+_UNREAD = (
+    "a deferred model has no numbers to move or read before the Trainer has divided it: build it on its device "
+    '(with torch.device("cuda"): model = hocket.deferred(build)), and read in the function that hocket.deferred is '
+    "given, or after the Trainer is made"
+)
 _IN_PLACE = frozenset({"__setitem__", *(f"__i{name}__" for name in ("add", "sub", "mul", "div", "truediv", "pow"))})
 
 
 class DeferredValue(torch.Tensor):
-    """A parameter without memory, or a view of one, on the meta device.
+    """A tensor without memory, on the meta device: a parameter, a view of one, or what was made of such tensors.
 
     Attributes:
         hollow: The same of the tensor that the ledger fills.
@@ -36,96 +42,75 @@ class DeferredValue(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do what writes to the numbers, and everything else on the meta device."""
+        """Do to the numbers what makes or changes some, and ask the meta device for everything else."""
         kwargs = kwargs or {}
         caller = sys._getframe(1).f_code
-        if func == _IS_META and caller.co_filename == nn.modules.module.__file__ and caller.co_name == _LOADING:
-            return False  # it would say that nothing is loaded
-        initialising = caller.co_filename == nn.init.__file__  # which leaves alone what is on the meta device
-        if initialising and func == _IS_META:
+        if func == _IS_META and (
+            caller.co_filename == nn.init.__file__  # which leaves alone what is on the meta device
+            or (caller.co_filename == nn.modules.module.__file__ and caller.co_name == _LOADING)  # nothing is loaded
+        ):
             return False
         given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        known = [one for one in given if isinstance(one, DeferredValue) and hasattr(one, "hollow")]
+        lost = any(not isinstance(one, DeferredValue) and one.is_meta for one in given)
         with torch._C.DisableTorchFunctionSubclass():
-            if known and _writes(func, kwargs):
-                return _written(func, args, kwargs, given)
-            if func == _SET_DATA and isinstance(args[0], DeferredParameter):
+            if func == _SET_DATA:
                 return _set_data(args[0], args[1])
-            numbers = None
-            if known and initialising:  # what it makes of a parameter, it goes on with
-                numbers = _on_numbers(func, args, kwargs)
-                if not _shares(numbers, {one.hollow.untyped_storage()._cdata for one in known}):
-                    return numbers
+            if _writes(func, kwargs):
+                return _written(func, args, kwargs, lost)
+            grad = torch.is_grad_enabled() and any(one.requires_grad for one in given)
             try:
                 result = func(*args, **kwargs)
-            except NotImplementedError as error:
-                if "meta tensor" not in str(error):
-                    raise
-                raise NotImplementedError(
-                    "a deferred model has no numbers to move or read before the Trainer has divided it: build it on "
-                    'its device (with torch.device("cuda"): model = hocket.deferred(build)), and read after that'
-                ) from error
-            if not known:
-                return result
-            storages = {one.untyped_storage()._cdata for one in known}
-
-            def is_view(one: Any) -> bool:
-                return _shares(one, storages) and all(one is not other for other in given)
-
-            if not any(map(is_view, tree_leaves(result))):
-                return result
-            views = iter(tree_leaves(_on_numbers(func, args, kwargs) if numbers is None else numbers))
-            return tree_map(lambda one: _view(one, next(views), known[0]) if is_view(one) else next(views), result)
-
-
-class DeferredParameter(DeferredValue, nn.Parameter):
-    """A parameter of a model that `hocket.deferred` has made."""
+            except (RuntimeError, TypeError) as error:  # it reads numbers, or was given some
+                if lost or not isinstance(error, RuntimeError) or isinstance(error, NotImplementedError):
+                    if "meta" not in str(error):
+                        raise
+                    raise RuntimeError(_UNREAD) from error
+            else:
+                made = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor)]
+                if lost or all(any(one is other for other in given) for one in made):
+                    return result
+                grad = any(one.requires_grad for one in made)
+            with torch.no_grad():
+                found = _on_numbers(func, args, kwargs, adopts=True)
+            for one in tree_leaves(found):
+                if isinstance(one, DeferredValue) and one.is_floating_point():
+                    one.requires_grad_(grad)
+            return found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Return a parameter with the numbers that this one is to have."""
+        """Return the same of a tensor with the numbers that this one is to have."""
         if id(self) not in memo:
-            made = self.numbers(torch.Tensor.clone)
-            memo[id(self)] = deferred_parameter(nn.Parameter(made, self.requires_grad), self.ledger)
+            made = self.detach().clone()
+            memo[id(self)] = nn.Parameter(made, self.requires_grad) if isinstance(self, nn.Parameter) else made
         return memo[id(self)]
 
-    def numbers(self, function: Any, *args: Any) -> torch.Tensor:
-        """Return what a function makes of the numbers; it has no memory yet, either."""
-        self.ledger.adopts = True
-        try:
-            with self.ledger, torch.no_grad():
-                made: torch.Tensor = function(self.hollow.detach(), *args)
-                return made
-        finally:
-            self.ledger.adopts = False
 
-
-def deferred_parameter(hollow: nn.Parameter, ledger: Any) -> DeferredParameter:
+def deferred_value(hollow: torch.Tensor, ledger: Any) -> DeferredValue:
     """Return what a program sees of a tensor that a ledger fills."""
     with torch._C.DisableTorchFunctionSubclass():
-        made = DeferredParameter(torch.empty_like(hollow, device="meta").detach(), hollow.requires_grad)
-    made.hollow, made.ledger = hollow, ledger
-    return made
+        shown = _on_meta(hollow).as_subclass(DeferredValue)
+        shown.requires_grad_(hollow.requires_grad)
+    shown.hollow, shown.ledger = hollow, ledger
+    if isinstance(hollow, nn.Parameter):
+        shown._is_param = True  # by which torch knows those of other classes
+    return shown
 
 
-def _set_data(parameter: DeferredParameter, value: torch.Tensor) -> None:
-    """Give a parameter other data: another type, as `Module.double` does, or other numbers."""
-    if value.dtype != parameter.dtype or value.is_meta:
-        torch.Tensor.data.__set__(parameter, torch.empty_like(value, device="meta"))  # type: ignore[attr-defined]
-    if parameter.dtype != parameter.hollow.dtype:
-        parameter.hollow = nn.Parameter(parameter.numbers(torch.Tensor.to, parameter.dtype), parameter.requires_grad)
-    if not value.is_meta:
-        with torch.no_grad():
-            _on_numbers(torch.Tensor.copy_, (parameter, value), {})
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-def _view(one: torch.Tensor, hollow: torch.Tensor, base: DeferredValue) -> DeferredValue:
-    made = one.as_subclass(DeferredValue)
-    made.hollow, made.ledger = hollow, base.ledger
-    return made
-
-
-def _shares(tree: Any, storages: set[int]) -> bool:
-    return any(isinstance(one, torch.Tensor) and one.untyped_storage()._cdata in storages for one in tree_leaves(tree))
+def _set_data(changed: DeferredValue, value: torch.Tensor) -> None:
+    """Give a tensor other data, which need not have its type or size: numbers, or what was made of some."""
+    if isinstance(value, DeferredValue):
+        hollow, changed.ledger = value.hollow.detach(), value.ledger
+    elif value.is_meta:
+        raise _unknown("data = ...")
+    else:
+        with changed.ledger, changed.ledger.adopting():
+            hollow = value.detach().clone()
+    torch.Tensor.data.__set__(changed, _on_meta(hollow))  # type: ignore[attr-defined]
+    changed.hollow = nn.Parameter(hollow, changed.requires_grad) if isinstance(changed, nn.Parameter) else hollow
 
 
 def _writes(func: Any, kwargs: Any) -> bool:
@@ -138,30 +123,45 @@ def _writes(func: Any, kwargs: Any) -> bool:
     return name.endswith("_") and not name.endswith("__") and name not in _NO_WRITES
 
 
-def _written(func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
+def _written(func: Any, args: Any, kwargs: Any, lost: bool) -> Any:
     name = str(getattr(func, "__name__", func))
-    lost = [one for one in given if one.is_meta and not hasattr(one, "hollow")]
-    if lost or name in _REFUSED:
-        what = f"{name} has numbers of other tensors that are not there yet" if lost else f"{name} changes its memory"
+    if lost:
+        raise _unknown(name)
+    if name in _REFUSED:
+        raise RuntimeError(f"a deferred parameter cannot be changed so: {name} changes its memory. {_INSIDE}")
+    return _on_numbers(func, args, kwargs)
+
+
+def _unknown(name: str) -> RuntimeError:
+    return RuntimeError(
+        f"a deferred parameter cannot be changed so: {name} has numbers of other tensors that are not there. {_INSIDE}"
+    )
+
+
+def _on_numbers(func: Any, args: Any, kwargs: Any, *, adopts: bool = False) -> Any:
+    """Return what a function gives for the tensors with numbers, in memory meanwhile; if it adopts, results are not."""
+    shown = {id(one.hollow): one for one in tree_leaves((args, kwargs)) if isinstance(one, DeferredValue)}
+    ledgers = list({id(one.ledger): one.ledger for one in shown.values()}.values())  # each is entered once
+    if any(ledger.taken for ledger in ledgers):
         raise RuntimeError(
-            f"a deferred parameter cannot be changed so: {what}. Do it in the function that hocket.deferred is given, "
-            "where it is done to one tensor at a time"
+            "a tensor that was made of a deferred model's parameters has no numbers any more, since the Trainer has "
+            "taken theirs: make it again of the model's parameters as they are now, or keep it in the model"
         )
-    result = _on_numbers(func, args, kwargs)
-    shown = {id(one.hollow): one for one in given if isinstance(one, DeferredValue)}
-    return tree_map(lambda one: shown.get(id(one), one), result)
-
-
-def _on_numbers(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return what a function gives for the tensors with numbers, which are in memory meanwhile."""
-    ledgers = {
-        id(one.ledger): one.ledger for one in tree_leaves((args, kwargs)) if isinstance(one, DeferredValue)
-    }  # in which each is entered once
 
     def numbers(one: Any) -> Any:
         return one.hollow if isinstance(one, DeferredValue) else one
 
+    def seen(one: Any) -> Any:
+        if not isinstance(one, torch.Tensor) or id(one) in shown:
+            return shown.get(id(one), one)
+        ledger = next((ledger for ledger in ledgers if ledger.of(one)), None)
+        if ledger is None and adopts and one.numel() in {other.numel() for other in shown.values()}:
+            ledger = ledgers[-1]  # a parameter in another type stays one, small as it may be
+        return one if ledger is None else deferred_value(one, ledger)
+
     with ExitStack() as entered:
-        for ledger in ledgers.values():
+        for ledger in ledgers:
             entered.enter_context(ledger)
-        return func(*tree_map(numbers, args), **tree_map(numbers, kwargs))
+        if adopts:
+            entered.enter_context(ledgers[-1].adopting())
+        return tree_map(seen, func(*tree_map(numbers, args), **tree_map(numbers, kwargs)))

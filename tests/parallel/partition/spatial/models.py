@@ -133,3 +133,31 @@ def train(name: str, plan: Plan, optimizer_name: str = "SGD") -> dict[str, Any]:
 def train_all(runs: list[tuple[str, Plan, str]]) -> list[dict[str, Any]]:
     """Several runs in one world."""
     return [train(*run) for run in runs]
+
+
+def guarded(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A mean by hand over the pixels that have a label."""
+    mask = (target != 2).to(output.dtype)
+    return (F.cross_entropy(output, target, reduction="none") * mask).sum() / mask.sum().clamp(min=1)
+
+
+LABEL_LOSSES = {
+    "ignoring": nn.CrossEntropyLoss(ignore_index=2),
+    "weighted": nn.CrossEntropyLoss(torch.tensor([0.2, 1.0, 3.0]).double(), label_smoothing=0.1),
+    "guarded": guarded,
+}
+
+
+def train_on_labels(plan: Plan) -> dict[str, list[float]]:
+    """Losses of batches of which the first has all labels, the second a part without any, the last one few rows."""
+    found = {}
+    for name, loss_fn in LABEL_LOSSES.items():
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1)).double()
+        trainer = hocket.Trainer(model, loss_fn, torch.optim.SGD(model.parameters(), 0.1), plan)
+        inputs, labels = torch.randn(3, BATCH, 2, 9, 5).double(), torch.randint(0, 3, (3, BATCH, 9, 5))
+        labels[0] = labels[0].clamp(max=1)
+        labels[1, : BATCH // 2] = 2
+        labels[2, :, 1:] = 2
+        found[name] = [float(trainer.step(batch)) for batch in zip(inputs, labels, strict=True)]
+    return found

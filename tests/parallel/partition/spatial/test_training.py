@@ -49,3 +49,11 @@ def test_training_on_slabs_is_that_of_one_process(ranks: int, spatial: int) -> N
     place = found[-1][0]["report"]["place"]
     assert place == {"pipeline": 0, "data": ranks // spatial - 1, "tensor": 0, "spatial": spatial - 1}
     assert "flatten" in " ".join(found[0][3]["report"]["notes"])
+
+
+def test_parts_of_a_batch_are_weighted_by_the_labels_that_count_on_all_slabs() -> None:
+    expected = models.train_on_labels(Plan())
+    plan = Plan(spatial_parallel_degree=2, accumulate=2)
+    for rank in run_ranks(models.train_on_labels, 2, plan):
+        for name, losses in expected.items():
+            assert rank[name] == pytest.approx(losses, rel=TOLERANCE), name

@@ -245,6 +245,18 @@ class Volume(nn.Module):
         return self.head(self.c3(x.flatten(2)).mean(-1))
 
 
+class Curvature(nn.Module):
+    """An output that depends on its own second derivatives by the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(D, 8), nn.Tanh(), nn.Linear(8, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        second = torch.func.vmap(torch.func.hessian(lambda one: self.net(one).sum()))(x.flatten(0, 1))
+        return self.net(x) + second.view(*x.shape, -1).sum((-2, -1))[..., None]
+
+
 class Tied(nn.Module):
     """An odd number of words: the common matrix of input and output can be cut by features only."""
 
@@ -411,6 +423,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor
     "cells": (lambda: Cells([nn.LSTMCell(D, 8), nn.GRUCell(D, 8), nn.RNNCell(D, 8)]), _tokens),
     "bags": (lambda: nn.EmbeddingBag(12, 8, mode="mean"), lambda: (torch.randint(0, 12, (3, 6)),)),
     "weight_norm": (lambda: WeightNormed(nn.utils.parametrizations.weight_norm), _tokens),
+    "curvature": (Curvature, _tokens),
     "volume": (Volume, lambda: (torch.randn(2, 2, 4, 4, 4),)),
     "tied_odd": (lambda: Tied(11), lambda: (torch.randint(0, 11, (3, 6)),)),
     "tied_even": (lambda: Tied(12), lambda: (torch.randint(0, 12, (3, 6)),)),

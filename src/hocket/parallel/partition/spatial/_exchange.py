@@ -134,8 +134,9 @@ def _exchanged(
 class _Total(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, world: World, tensor: torch.Tensor) -> torch.Tensor:
-        ctx.world = world
-        return world.summed(tensor)
+        ctx.world, summed = world, world.summed(tensor)
+        ctx.summed = summed.detach() if summed.ndim == 0 else None  # by which a loss is seen to count nothing
+        return summed
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

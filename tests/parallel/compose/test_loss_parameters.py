@@ -1,0 +1,42 @@
+"""A loss function that computes with the model's own parameters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import hocket
+from hocket.parallel.pipeline import StageError
+from hocket.planner import Plan
+from hocket.testing import run_ranks
+
+DIVIDING = [Plan(shard="parameters"), Plan(tensor_parallel_degree=2), Plan(pipeline_parallel_degree=2, micro_batches=2)]
+WHOLE = [Plan(), Plan(shard="gradients")]
+
+
+def outcomes(plans: list[Plan]) -> list[list[float] | str]:
+    found: list[list[float] | str] = []
+    for plan in plans:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+        x, y = torch.randn(4, 6).double(), torch.randn(4, 2).double()
+
+        def decayed(output: torch.Tensor, target: torch.Tensor, model: nn.Module = model) -> torch.Tensor:
+            return nn.functional.mse_loss(output, target) + 0.1 * sum(one.data.norm() for one in model.parameters())
+
+        trainer = hocket.Trainer(model, decayed, torch.optim.SGD(model.parameters(), 0.1), plan, sample=x)
+        try:
+            found.append([float(trainer.step((x, y))) for _ in range(2)])
+        except (RuntimeError, StageError) as error:
+            found.append(str(error))
+    return found
+
+
+def test_it_is_right_where_parameters_are_whole_and_refused_where_they_are_divided() -> None:
+    (expected,) = outcomes([Plan()])
+    for rank in run_ranks(outcomes, 2, [*WHOLE, *DIVIDING]):
+        for losses in rank[: len(WHOLE)]:
+            assert losses == pytest.approx(expected, rel=1e-11)
+        for said in rank[len(WHOLE) :]:
+            assert "the loss function computes with the model's parameter '0.weight'" in said

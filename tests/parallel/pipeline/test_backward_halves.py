@@ -1,0 +1,50 @@
+"""The two halves of a stage's backward pass add up to the whole, however the stage uses its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hocket.parallel.pipeline.torch_adapter import backward_of_inputs, backward_of_weights
+
+
+def again(layer: nn.Linear, scale: Tensor, x: Tensor) -> list[Tensor]:
+    for _ in range(3):
+        x = x + 0.1 * torch.tanh(layer(x))
+    return [x]
+
+
+def with_transpose(layer: nn.Linear, scale: Tensor, x: Tensor) -> list[Tensor]:
+    return [layer(x * scale) @ layer.weight.t()]
+
+
+def skipping(layer: nn.Linear, scale: Tensor, x: Tensor) -> list[Tensor]:
+    first = layer(x)
+    return [first, (first * scale).sigmoid()]
+
+
+def past_the_input(layer: nn.Linear, scale: Tensor, x: Tensor) -> list[Tensor]:
+    return [layer(x) + (scale.sum() + layer.bias.square().sum())]
+
+
+@pytest.mark.parametrize("stage", [again, with_transpose, skipping, past_the_input])
+def test_halves_add_up_to_the_whole_over_micro_batches(stage: Callable[..., list[Tensor]]) -> None:
+    torch.manual_seed(0)
+    layer, scale = nn.Linear(4, 4).double(), nn.Parameter(torch.randn(4).double())
+    parameters = [*layer.parameters(), scale]
+    micros = [torch.randn(3, 4).double().requires_grad_() for _ in range(2)]
+    for x in micros:
+        outputs = stage(layer, scale, x)
+        torch.autograd.backward(outputs, [torch.ones_like(one) for one in outputs])
+    expected = [one.grad for one in (*micros, *parameters)]
+    for one in (*micros, *parameters):
+        one.grad = None
+    for x in micros:
+        outputs = stage(layer, scale, x)
+        _, rest = backward_of_inputs(outputs, [torch.ones_like(one) for one in outputs], [x], parameters)
+        backward_of_weights(parameters, rest)
+    for one, whole in zip((*micros, *parameters), expected, strict=True):
+        torch.testing.assert_close(one.grad, whole, rtol=1e-12, atol=0)
