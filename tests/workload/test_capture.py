@@ -85,6 +85,24 @@ def test_what_is_checkpointed_and_runs_again_is_timed_as_part_of_the_backward_pa
     assert parse(str(found)) == found
 
 
+def test_derivatives_that_the_forward_pass_takes_are_timed_as_part_of_it() -> None:
+    class Force(nn.Module):
+        """What a potential's gradient is made of, whose own gradient is wanted."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.requires_grad_()
+            return torch.autograd.grad(self.net(x).sum(), x, create_graph=True)[0]
+
+    found = capture(Force(), torch.rand(256, 64), degrees=())
+    assert all(layer.forward_s > 0 and layer.backward_s >= 0 for layer in found.layers)
+    assert found.backward_s > 0
+    assert parse(str(found)) == found
+
+
 def test_a_cut_inside_a_skip_carries_the_skipped_tensor_too() -> None:
     found = {layer.name: layer for layer in capture(Mixed(), torch.rand(4, 8), device="meta").layers}
     assert list(found) == ["first", "body.0", "body.1", "body.2", "norm.0", "norm.1", "last"]

@@ -168,11 +168,12 @@ def _timed_step(
             queue.occupy(ahead_s)
         start = now()
         result = run(model, batch)
-        middle, ahead = now(), len(begun)
+        middle, ahead, early = now(), len(begun), len(arrived)
         with as_local():
             result.backward()  # type: ignore[no-untyped-call]
         end = now()
     del begun[ahead:]  # what is checkpointed runs again in the backward pass, and belongs to that
+    del arrived[:early]  # what the forward pass takes derivatives of belongs to that
     if queue is not None:
         queue.settle()
         first = start

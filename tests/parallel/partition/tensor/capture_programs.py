@@ -31,7 +31,8 @@ def user_models_and_small_ones() -> dict[str, dict[str, Any]]:
         batch = case.batch(4, generator)[:-1]
         found[name] = compared(case.model, batch)
     for name, (make, inputs) in MODELS.items():
-        found[f"small {name}"] = compared(make, inputs())
+        if name != "curvature":  # torch.func refuses the hooks by which `communicated` sees what is kept
+            found[f"small {name}"] = compared(make, inputs())
     return found
 
 
