@@ -90,7 +90,9 @@ def _scheduled(_: Any, optimizer: Any) -> None:
 
 def _clipping(model: Any, optimizer: Any) -> None:
     def clip(*_: Any) -> None:
-        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        nn.utils.clip_grad_value_(
+            model.parameters(), 0.001
+        )  # torch calls hooks twice where super().step is hooked, too
 
     optimizer.register_step_pre_hook(clip)
 
