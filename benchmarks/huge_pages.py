@@ -4,7 +4,7 @@
 
 Each turn is a fresh process of torch alone, with one thread: the eight workloads of benchmarks/plans.py with a half of
 their batch, as one of two ranks has it, and three models with activations and logits as large as people have them. A
-row has, without and with `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`, the median step, the processor time of the kernel in it,
+row has, without and with `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`, the median step, processor time of the kernel in it,
 its page faults, and the process's peak of resident memory; medians over the rounds, and the spread of the ratio of
 steps. On a machine where nothing else runs, whose kernel has transparent huge pages for programs that ask
 (`/sys/kernel/mm/transparent_hugepage/enabled` is madvise); where it is always, both columns are alike.

@@ -290,8 +290,10 @@ def _hold(block: Any, *, read: bool) -> None:
     What is made of a parameter before the block is called has its gradient after that of the block's inputs, at which
     FSDP2 reduces the block's gradients otherwise.
     """
-    block.set_reshard_after_forward(not read, recurse=False)
     group = block._get_fsdp_state()._fsdp_param_group
+    if group is None:  # all that it has are divided otherwise
+        return
+    block.set_reshard_after_forward(not read, recurse=False)
     if read:
         group._register_post_backward_hook = lambda args, kwargs: (args, kwargs)
     else:
