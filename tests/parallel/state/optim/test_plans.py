@@ -92,7 +92,6 @@ def test_tensor_pipeline_and_embedding_parallelism_on_two_ranks() -> None:
     check([(m, o, plan) for m, plan in plans for o in BOTH], 2)
 
 
-@pytest.mark.long
 def test_their_combinations_on_four_ranks() -> None:
     cases: list[Case] = [
         ("mlp", "lars", Plan(**T, shard="gradients")),
