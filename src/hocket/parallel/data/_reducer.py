@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -103,7 +103,7 @@ class GradientReducer:
             self._adopt_order()
 
     @contextlib.contextmanager
-    def one_backward(self) -> Any:
+    def one_backward(self) -> Iterator[None]:
         """Open a block with one forward pass and its back-propagation, at whose end gradients are averaged.
 
         They would be at the end of the first back-propagation that is nested in it (`expect_backward`), and once more.
