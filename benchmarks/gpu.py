@@ -46,6 +46,7 @@ from torch.nn.functional import cross_entropy
 sys.path.insert(0, str(Path(__file__).parents[1]))  # ranks are started with this file's path
 
 import hocket
+from benchmarks import gpu_models as models
 from benchmarks.plans import is_measured
 from hocket import cluster
 from hocket.planner import Plan, PlanError, admissible_plans, memory_of, predict, preferred
@@ -393,6 +394,59 @@ def cases(small: bool) -> list[Case]:
     ]
 
 
+def later_cases(small: bool) -> list[Case]:
+    """Return models of other kinds, for part a; tiny ones that run anywhere if `small`."""
+    from hocket.workloads.climate.model import UNet
+    from hocket.workloads.cosmoflow.model import CosmoFlow
+
+    def at(tiny: Any, whole: Any) -> Any:
+        return tiny if small else whole
+
+    def words(name: str, build: Callable[[], nn.Module], batch: int, length: int, vocabulary: int) -> Case:
+        batch, length, vocabulary = at((2, 16, 64), (batch, length, vocabulary))
+        return Case(name, build, _tokens(batch, length, vocabulary), _next_token, batch)
+
+    def seen(name: str, build: Callable[[], nn.Module], batch: int) -> Case:
+        batch, size = at((2, 32), (batch, 224))
+        return Case(name, build, _pictures(batch, size, 10), _of_classes, batch)
+
+    def gpt(length: int) -> nn.Module:
+        return _Gpt(*at((32, 2, 2, 64, 16), (1024, 24, 16, 50_304, length)))
+
+    stages = at(((16, 1, 1), (24, 1, 2)), ((16, 1, 1), (24, 2, 2), (32, 3, 2), (64, 4, 2), (96, 3, 1), (160, 3, 2)))
+    maps, volumes, noise = at((2, 2, 2), (16, 16, 64))
+    sizes = at("tiny", "full")
+    return [
+        words("lstm", lambda: models.Recurrent(nn.LSTM, *at((16, 2, 64), (1024, 3, 10_000))), 64, 256, 10_000),
+        words("gru", lambda: models.Recurrent(nn.GRU, *at((16, 2, 64), (512, 2, 10_000))), 32, 64, 10_000),
+        words("translator", lambda: models.Translator(*at((16, 1, 2, 64), (512, 6, 8, 32_000))), 64, 128, 32_000),
+        words("experts", lambda: models.Experts(*at((16, 1, 2, 4, 64), (1024, 6, 16, 16, 32_000))), 8, 1024, 32_000),
+        words("gpt-350m", partial(gpt, 1024), 8, 1024, 50_304),
+        words("gpt-350m-long", partial(gpt, 16_384), 1, 16_384, 50_304),
+        words("gpt-350m-recomputed", lambda: models.Recomputed(gpt(1024)), 8, 1024, 50_304),
+        seen(
+            "convnext", lambda: models.ConvNext(*at(((8, 16), (1, 1), 10), ((96, 192, 384, 768), (3, 3, 9, 3), 10))), 64
+        ),
+        seen("mobile", lambda: models.mobile(stages, 10), 128),
+        Case("climate", lambda: UNet(size=sizes), models.maps_of(maps, 16, at(16, 256), 3), models.of_pixels, maps),
+        Case(
+            "cosmoflow",
+            lambda: CosmoFlow(parameters=4, size=sizes),
+            models.volumes_of(volumes, 1, at(8, 128)),
+            models.squared,
+            volumes,
+        ),
+        Case(
+            "denoiser",
+            lambda: models.Denoiser(*at((8, 2), (128, 4))),
+            models.noise_of(noise, at(16, 64)),
+            models.tell_noise,
+            noise,
+        ),
+        Case("small-steps", lambda: models.steps(*at((16, 2), (256, 48))), _rows(64, at(16, 256), 10), _of_classes, 64),
+    ]
+
+
 MODES = ("float32", "tf32", "autocast", "bfloat16")
 
 
@@ -527,7 +581,7 @@ def part_a(place: Place, wanted: str) -> None:
     head = ("model", "mode", "predicted ms", "80% within", "MFU", "GiB")
     print("| " + " | ".join(head) + " |", flush=True)
     todo = []
-    for case in cases(place.small):
+    for case in (*cases(place.small), *later_cases(place.small)):
         if wanted and case.name not in wanted.split(","):
             continue
         for mode in MODES if not place.small else ("float32", "autocast"):
