@@ -356,13 +356,6 @@ def cases(small: bool) -> list[Case]:
     llama = partial(_Llama, 64, 2, 4, 2, 128, 512) if small else partial(_Llama, 2048, 16, 32, 8, 8192, 32_000)
     vit = partial(_Vit, 64, 2, 4, 32, 8, 10) if small else partial(_Vit, 1024, 24, 16, 224, 16, 1000)
 
-    def clicks_sample(batch: int, tables: int, rows: int) -> Callable[[torch.device, torch.dtype], Any]:
-        def sample(device: torch.device, _: torch.dtype) -> Any:
-            ids = (torch.arange(batch * tables, device=device).reshape(batch, tables) * 7919) % rows
-            return ids, ids[:, 0] % 2
-
-        return sample
-
     def pairs(batch: int, size: int, scale: int) -> Callable[[torch.device, torch.dtype], Any]:
         def sample(device: torch.device, dtype: torch.dtype) -> Any:
             make = partial(torch.rand, device=device, dtype=dtype)
@@ -379,7 +372,7 @@ def cases(small: bool) -> list[Case]:
             Case("llama", llama, _tokens(2, 32, 512), _next_token, 2),
             Case("vit", vit, _pictures(2, 32, 10), _of_classes, 2),
             Case("edsr", lambda: EDSR("tiny", 2), pairs(2, 8, 2), near, 2),
-            Case("clicks", lambda: _Clicks(4, 100, 8, 32), clicks_sample(16, 4, 100), _of_classes, 16),
+            Case("clicks", lambda: _Clicks(4, 100, 8, 32), _some_clicks(16, 4, 100), _of_classes, 16),
         ]
     return [
         Case("gpt2-124m", gpt2, _tokens(16, 1024, 50_304), _next_token, 16),
@@ -387,7 +380,7 @@ def cases(small: bool) -> list[Case]:
         Case("resnet50", ResNet50, _pictures(128, 224, 1000), _of_classes, 128),
         Case("vit-l", vit, _pictures(64, 224, 1000), _of_classes, 64),
         Case("edsr", lambda: EDSR("full", 4), pairs(16, 48, 4), near, 16),
-        Case("clicks", lambda: _Clicks(26, 100_000, 64, 1024), clicks_sample(8192, 26, 100_000), _of_classes, 8192),
+        Case("clicks", lambda: _Clicks(26, 100_000, 64, 1024), _some_clicks(8192, 26, 100_000), _of_classes, 8192),
         # Not looked at before they were predicted.
         Case("encoder", partial(_Encoder, 1024, 12, 16, 30_000, 512), _tokens(16, 512, 30_000), _next_token, 16),
         Case("wide", _wide, _rows(8192, 4096, 1000), _of_classes, 8192),
@@ -445,6 +438,77 @@ def later_cases(small: bool) -> list[Case]:
         ),
         Case("small-steps", lambda: models.steps(*at((16, 2), (256, 48))), _rows(64, at(16, 256), 10), _of_classes, 64),
     ]
+
+
+def latest_cases(small: bool) -> list[Case]:
+    """Return models that were written when what was seen of the others had been put into formulas, for part a."""
+    from hocket.workloads.resnet50.model import ResNet50
+
+    def at(tiny: Any, whole: Any) -> Any:
+        return tiny if small else whole
+
+    def seen(name: str, build: Callable[[], nn.Module], batch: int, last: bool = False) -> Case:
+        batch, size = at((2, 32), (batch, 224))
+        plain = _pictures(batch, size, 10)
+
+        def sample(device: torch.device, dtype: torch.dtype) -> Any:
+            x, y = plain(device, dtype)
+            return x.to(memory_format=torch.channels_last), y
+
+        return Case(name, build, sample if last else plain, _of_classes, batch)
+
+    def waves(device: torch.device, dtype: torch.dtype) -> Any:
+        n, length = at((2, 200), (16, 64_000))
+        return torch.randn(n, 1, length, device=device, dtype=dtype), torch.arange(n, device=device) % 10
+
+    bert = at((32, 2, 2, 64, 16), (768, 12, 12, 30_000, 128))
+    swin = at((16, 2, 2, 4, 4, 10), (192, 12, 6, 7, 4, 10))
+    nodes = at(16, 100_000)
+    return [
+        seen("grouped", lambda: models.Grouped(*at((4, (1, 1), 2, 10), (64, (3, 4, 6, 3), 32, 10))), 64),
+        seen("dense", lambda: models.Dense(*at((4, (2, 2), 10), (32, (6, 12, 24, 16), 10))), 64),
+        seen("windows", lambda: models.Windows(*swin), 32),
+        seen("mixed", lambda: models.Mixed(*at((16, 2, 32, 8, 10), (768, 12, 224, 16, 10))), 64),
+        seen("resnet50-last", lambda: ResNet50().to(memory_format=torch.channels_last), 128, last=True),
+        Case("waves", lambda: models.Waves(*at((8, 2, 2, 1, 10), (512, 7, 8, 6, 10))), waves, _of_classes, at(2, 16)),
+        Case(
+            "volumes",
+            lambda: models.Volumes(*at((4, 2), (32, 4))),
+            models.volumes_of(2, 1, at(8, 96)),
+            models.squared,
+            2,
+        ),
+        Case(
+            "messages",
+            lambda: models.Messages(*at((16, 2, 3, 10), (128, 4, 8, 10))),
+            _rows(nodes, at(16, 128), 10),
+            _of_classes,
+            nodes,
+        ),
+        Case("bert-short", lambda: _Encoder(*bert), _tokens(at(2, 16), bert[-1], bert[-2]), _next_token, at(2, 16)),
+        Case(
+            "gpt2-single",
+            lambda: _Gpt(*at((32, 2, 2, 64, 16), (768, 12, 12, 50_304, 256))),
+            _tokens(1, at(16, 256), at(64, 50_304)),
+            _next_token,
+            1,
+        ),
+        Case(
+            "clicks-few",
+            lambda: _Clicks(*at((4, 100, 8, 32), (26, 10_000, 32, 512))),
+            _some_clicks(at(16, 1024), at(4, 26), at(100, 10_000)),
+            _of_classes,
+            at(16, 1024),
+        ),
+    ]
+
+
+def _some_clicks(batch: int, tables: int, rows: int) -> Callable[[torch.device, torch.dtype], Any]:
+    def sample(device: torch.device, _: torch.dtype) -> Any:
+        ids = (torch.arange(batch * tables, device=device).reshape(batch, tables) * 7919) % rows
+        return ids, ids[:, 0] % 2
+
+    return sample
 
 
 MODES = ("float32", "tf32", "autocast", "bfloat16")
@@ -581,7 +645,7 @@ def part_a(place: Place, wanted: str) -> None:
     head = ("model", "mode", "predicted ms", "80% within", "MFU", "GiB")
     print("| " + " | ".join(head) + " |", flush=True)
     todo = []
-    for case in (*cases(place.small), *later_cases(place.small)):
+    for case in (*cases(place.small), *later_cases(place.small), *latest_cases(place.small)):
         if wanted and case.name not in wanted.split(","):
             continue
         for mode in MODES if not place.small else ("float32", "autocast"):

@@ -251,3 +251,187 @@ def volumes_of(batch: int, channels: int, size: int) -> Callable[[torch.device, 
 
 def squared(model: nn.Module, batch: Any) -> Tensor:
     return (model(batch[0]) - batch[1]).float().square().mean()
+
+
+class Grouped(nn.Module):
+    """ResNeXt's bottlenecks (Xie et al. 2017): convolutions in 32 groups, batch norm; (N, 3, H, W) to (N, classes)."""
+
+    class Block(nn.Module):
+        def __init__(self, inputs: int, inner: int, outputs: int, stride: int, groups: int) -> None:
+            super().__init__()
+            self.body = nn.Sequential(
+                *(nn.Conv2d(inputs, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU()),
+                nn.Conv2d(inner, inner, 3, stride, 1, groups=groups, bias=False),
+                *(nn.BatchNorm2d(inner), nn.ReLU(), nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs)),
+            )
+            self.skip = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.relu(self.body(x) + self.skip(x))
+
+    def __init__(self, width: int, depths: tuple[int, ...], groups: int, classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+        before = width
+        for level, depth in enumerate(depths):
+            for number in range(depth):
+                stride = 2 if number == 0 else 1
+                layers.append(self.Block(before, 2 * width << level, 4 * width << level, stride, groups))
+                before = 4 * width << level
+        self.body, self.head = nn.Sequential(*layers), nn.Linear(before, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).mean((2, 3)))
+
+
+class Dense(nn.Module):
+    """DenseNet's blocks (Huang et al. 2017): what each layer makes is joined to what it was given."""
+
+    def __init__(self, grow: int, depths: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        width = 2 * grow
+        self.first = nn.Conv2d(3, width, 7, 2, 3, bias=False)
+        self.blocks, self.turns = nn.ModuleList(), nn.ModuleList()
+        for depth in depths:
+            layers = nn.ModuleList()
+            for _ in range(depth):
+                inner = (nn.Conv2d(width, 4 * grow, 1, bias=False), nn.BatchNorm2d(4 * grow), nn.ReLU())
+                last = nn.Conv2d(4 * grow, grow, 3, padding=1, bias=False)
+                layers.append(nn.Sequential(nn.BatchNorm2d(width), nn.ReLU(), *inner, last))
+                width += grow
+            self.blocks.append(layers)
+            self.turns.append(nn.Sequential(nn.Conv2d(width, width // 2, 1, bias=False), nn.AvgPool2d(2)))
+            width //= 2
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.max_pool2d(self.first(x), 2)
+        for layers, turn in zip(self.blocks, self.turns, strict=True):
+            for layer in layers:  # type: ignore[attr-defined]
+                x = torch.cat([x, layer(x)], 1)
+            x = turn(x)
+        return self.head(x.mean((2, 3)))
+
+
+class Windows(nn.Module):
+    """Attention within windows of a picture that move by half (Liu et al. 2021), scores with a bias, without fusing."""
+
+    class Layer(nn.Module):
+        def __init__(self, width: int, heads: int, window: int, shift: int) -> None:
+            super().__init__()
+            self.heads, self.window, self.shift = heads, window, shift
+            self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.bias = nn.Parameter(torch.zeros(heads, window**2, window**2))
+            self.inner = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+        def forward(self, x: Tensor) -> Tensor:
+            n, size, _, width = x.shape
+            w, count = self.window, size // self.window
+            h = self.norms[0](x).roll((-self.shift, -self.shift), (1, 2))
+            h = h.view(n, count, w, count, w, width).permute(0, 1, 3, 2, 4, 5).reshape(-1, w * w, width)
+            q, k, v = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in self.qkv(h).chunk(3, -1))
+            score = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + self.bias).softmax(-1)
+            h = self.out((score @ v).transpose(1, 2).flatten(2))
+            h = h.view(n, count, count, w, w, width).permute(0, 1, 3, 2, 4, 5).reshape(n, size, size, width)
+            x = x + h.roll((self.shift, self.shift), (1, 2))
+            return x + self.inner(self.norms[1](x))
+
+    def __init__(self, width: int, layers: int, heads: int, window: int, patch: int, classes: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.layers = nn.Sequential(
+            *(self.Layer(width, heads, window, (number % 2) * (window // 2)) for number in range(layers))
+        )
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(self.patches(x).permute(0, 2, 3, 1)).mean((1, 2)))
+
+
+class Waves(nn.Module):
+    """Convolutions over sound, and an encoder behind them (Baevski et al. 2020): (N, 1, samples) to (N, classes)."""
+
+    def __init__(self, width: int, layers: int, heads: int, encoders: int, classes: int) -> None:
+        super().__init__()
+        rows: list[nn.Module] = []
+        for number in range(layers):
+            inputs, kernel, stride = (1, 10, 5) if number == 0 else (width, 3, 2)
+            rows += [nn.Conv1d(inputs, width, kernel, stride), nn.GroupNorm(8, width), nn.GELU()]
+        self.body = nn.Sequential(*rows)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, encoders), nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(self.body(x).transpose(1, 2)).mean(1))
+
+
+class Volumes(nn.Module):
+    """A U-Net of volumes with instance norm (Isensee et al. 2021): (N, 1, D, H, W) to (N, 4)."""
+
+    def __init__(self, width: int, levels: int) -> None:
+        super().__init__()
+
+        def twice(a: int, b: int) -> nn.Module:
+            rows = [(nn.Conv3d(x, b, 3, padding=1), nn.InstanceNorm3d(b, affine=True), nn.LeakyReLU()) for x in (a, b)]
+            return nn.Sequential(*rows[0], *rows[1])
+
+        widths = [width << level for level in range(levels)]
+        self.down = nn.ModuleList(twice(a, b) for a, b in zip([1, *widths], widths, strict=False))
+        self.up = nn.ModuleList(twice(3 * a, a) for a in reversed(widths[:-1]))
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for level, block in enumerate(self.down):
+            x = block(x if level == 0 else nn.functional.max_pool3d(x, 2))
+            kept.append(x)
+        kept.pop()
+        for block in self.up:
+            x = block(torch.cat([nn.functional.interpolate(x, scale_factor=2.0), kept.pop()], 1))
+        return self.head(x.mean((2, 3, 4)))
+
+
+class Messages(nn.Module):
+    """Sums of messages along a graph's edges, layer by layer: (N nodes, width) to (N, classes)."""
+
+    def __init__(self, width: int, layers: int, edges: int, classes: int) -> None:
+        super().__init__()
+        self.edges = edges
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, width)) for _ in range(layers)
+        )
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        nodes = x.shape[0]
+        to = torch.arange(nodes * self.edges, device=x.device)
+        sender, receiver = to * 7919 % nodes, to % nodes
+        for layer in self.layers:
+            sent = layer(torch.cat([x[sender], x[receiver]], -1))
+            x = x + torch.zeros_like(x).index_add(0, receiver, sent.to(x.dtype))
+        return self.head(x)
+
+
+class Mixed(nn.Module):
+    """MLP-Mixer (Tolstikhin et al. 2021)."""
+
+    class Layer(nn.Module):
+        def __init__(self, width: int, places: int) -> None:
+            super().__init__()
+            self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+            self.across = nn.Sequential(nn.Linear(places, 2 * places), nn.GELU(), nn.Linear(2 * places, places))
+            self.inner = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x + self.across(self.norms[0](x).transpose(1, 2)).transpose(1, 2)
+            return x + self.inner(self.norms[1](x))
+
+    def __init__(self, width: int, layers: int, size: int, patch: int, classes: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.layers = nn.Sequential(*(self.Layer(width, (size // patch) ** 2) for _ in range(layers)))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(self.patches(x).flatten(2).transpose(1, 2)).mean(1))

@@ -1,7 +1,7 @@
 """Autocast on the meta device, which torch has none for: a forward pass there has the types that it has on a GPU."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -66,9 +66,40 @@ def autocast_on_meta(model: nn.Module) -> Iterator[None]:
     if not any(one.is_meta for one in model.parameters()):
         yield
         return
+    with _on_meta():
+        yield
+
+
+@contextmanager
+def _on_meta() -> Iterator[None]:
     mode = _Autocast()
     try:
         with mode:
             yield
     finally:
         mode.casts.clear()
+
+
+@contextmanager
+def autocast_behind() -> Iterator[None]:
+    """Open a block for a backward pass on the meta device, in which what runs again, checkpointed, is cast again.
+
+    A mode that is on ends where the engine begins; checkpoints open autocast's own blocks anew.
+    """
+    begin, end = torch.autocast.__enter__, torch.autocast.__exit__
+    within: list[ExitStack] = []
+
+    def enter(self: Any) -> Any:
+        within.append(ExitStack())
+        within[-1].enter_context(_on_meta())
+        return begin(self)
+
+    def leave(self: Any, *error: Any) -> Any:
+        within.pop().close()
+        return end(self, *error)
+
+    torch.autocast.__enter__, torch.autocast.__exit__ = enter, leave  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__enter__, torch.autocast.__exit__ = begin, end  # type: ignore[method-assign]

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten
 
 from hocket.sharding import as_local, leaves
 
-from ._autocast import autocast_on_meta
+from ._autocast import autocast_behind, autocast_on_meta
 from ._trace import CAST, fused_on_meta
 from ._units import Loss, Unit, hooked
 
@@ -131,7 +131,7 @@ def _followed(model: nn.Module, units: Sequence[Unit], batch: Any, run: Loss) ->
         with autocast_on_meta(model):
             result = run(model, batch)
         alive.backward = True
-        with as_local():
+        with as_local(), autocast_behind():
             torch.autograd.backward(result)
     gradients = {alive.number(one.grad) for one in parameters if one.grad is not None}
     model.zero_grad(set_to_none=True)

@@ -12,7 +12,7 @@ PARTS: tuple[str, ...] = get_args(Part)
 PHASES = ("forward", "backward")
 FORMATS = ("float8", "float16", "bfloat16", "tf32", "3xtf32", "float32", "float64")
 """Number formats in which products run; "3xtf32" is three products in TF32 that together are nearly one in float32."""
-OPERATION_KINDS = ("", "strided", "batch norm", "recurrent")
+OPERATION_KINDS = ("", "strided", "batch norm", "depthwise", "recurrent")
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -44,7 +44,7 @@ class Operation:
             workload's precision.
         kind: Of kernels that only read and write, what makes them slower than others: "strided", which go through
             tensors whose numbers lie in different orders; "batch norm", in 16 bits and not channels last; "" for none.
-            And "recurrent": the kernels of a recurrent layer's steps, each of which waits for the one before.
+            "depthwise": convolutions with one window a channel, whose bytes are four for each product. And "recurrent": the kernels of a recurrent layer's steps, each of which waits for the one before.
         performed_flops: Those that are computed, where they are known to be others than `flops`: attention leaves out
             what is masked, and fills blocks.
         inner_calls: Of its kernels, those that a library launches inside of an operator of PyTorch (cuDNN's for the

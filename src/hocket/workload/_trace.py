@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten
 
 from hocket.sharding import as_local, leaves
 
-from ._autocast import autocast_on_meta
+from ._autocast import autocast_behind, autocast_on_meta
 from ._kernel import Float32Formats, Kernel
 from ._kernels import FUSED, LOOKUPS, as_on_a_gpu, flops_of, kernels_of
 from ._recurrent import replace_recurrent
@@ -283,7 +283,8 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss, *, recu
                 raise WorkloadError(f"capture: {name} has no parameter that is trained; there is nothing to plan")
             raise WorkloadError(f"capture: the loss of {name} has no gradient; give `loss`")
         if result.is_meta:
-            _pass_back(trace, model, result)
+            with autocast_behind():
+                _pass_back(trace, model, result)
     return trace
 
 

@@ -37,12 +37,17 @@ class Constants:
             different orders (`Operation.kind`).
         batch_norm_share: The same of batch norm in 16 bits where channels are not last: a block of threads for each
             channel reads numbers one by one.
+        depthwise_share: The same of convolutions with one window for each channel, whose threads read four bytes for
+            each product, though from caches.
         recurrent_share: The same of the steps of recurrent layers, whose small products read their weights every time.
         fused_share: Of the memory traffic of kernels that only read and write, and of their launches, the part that
             fusion takes away (torch.compile). Kernels that a workload counts as one are fused already. Assumed.
         kernel_s: What launching a kernel adds to its time.
-        host_s: What the host takes to launch each of PyTorch's operators, one by one: the device waits where kernels
-            are shorter. Of captured models whose operators are counted; compiled ones launch fewer.
+        host_s: What the host takes for each of PyTorch's operators of a training step: Python's modules, autograd, memory
+            and a launch. The device waits where kernels are shorter. Of captured models whose operators are counted;
+            compiled ones launch fewer.
+        launch_s: What the host takes for each further launch inside of an operator.
+        update_host_s: What the host takes for each tensor that the optimizer updates.
         inside_share: Of the links inside a host, what a collective reaches.
         network_share: Of the links between hosts, what a collective reaches.
         gather_share: Of what an all-reduce reaches of the links, what reduce-scatters and all-gathers of sharded values
@@ -94,10 +99,13 @@ class Constants:
     attention32_share: float = 0.2
     strided_share: float = 0.35
     batch_norm_share: float = 0.22
+    depthwise_share: float = 0.9
     recurrent_share: float = 0.5
     fused_share: float = 0.0
     kernel_s: float = 4e-6
-    host_s: float = 9.7e-6
+    host_s: float = 30e-6
+    launch_s: float = 9.7e-6
+    update_host_s: float = 17e-6
     inside_share: float = 0.78
     network_share: float = 1.0
     gather_share: float = 1.0

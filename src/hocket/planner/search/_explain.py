@@ -165,11 +165,13 @@ _PRODUCTS = {"matmul_share": "products", "float32_share": "float32 products", "a
 _KINDS = {
     "strided": "strided_share",
     "batch norm": "batch_norm_share",
+    "depthwise": "depthwise_share",
     "recurrent": "recurrent_share",
 }  # of kernels that reach less of the memory: the constants that say so
 _KINDS_ARE = {
     "strided": "numbers in different orders",
     "batch norm": "in 16 bits, channels not last",
+    "depthwise": "convolutions with one window a channel, by four bytes for each product",
     "recurrent": "cuDNN's steps one after the other, each of which reads its weights; not measured here",
 }
 _CONSTANTS_OF = {
@@ -186,7 +188,7 @@ _CONSTANTS_OF = {
 }  # which constants a row of `assumptions` tells
 _NOT_OF_A_STEP = {"basis", "fitted_workers", "swept", "unmodelled", "seen"}
 _NEUTRAL = {one.name: one.default for one in dataclasses.fields(Constants)} | {
-    "collective_s": 0.0, "kernel_s": 0.0, "host_s": 0.0,
+    "collective_s": 0.0, "kernel_s": 0.0, "host_s": 0.0, "launch_s": 0.0, "update_host_s": 0.0,
 }  # fmt: skip
 _NOT_TIMED = ("embeddings", "priority", "compression")  # fields of plans that no formula knows
 
@@ -215,7 +217,7 @@ def assumptions(
         rows.append((name, value, basis if not own else "given" if own == told else f"{basis}, in part given"))
     shown = {constant for name, *_ in rows for constant in _CONSTANTS_OF.get(name, ())}
     told = shown | given.keys() | _NOT_OF_A_STEP | ({"kernel_s"} if one.measured else set())  # launches are in times
-    told |= set() if one.counted else {"host_s"}
+    told |= set() if one.counted else {"host_s", "launch_s", "update_host_s"}
     others = [
         f"{name} {value}"
         for name, value in one.constants.table()

@@ -15,9 +15,6 @@ from ..plan import BucketSizes, Plan
 from ._pipeline import Followed
 from ._profile import LayerTimes, Profile
 
-# Of the optimizer's state every byte is read and written; gradients are zeroed, accumulated, checked and read.
-_GRADIENT_PASSES = 4
-
 
 def ends(
     plan: Plan,
@@ -53,7 +50,7 @@ def ends(
                 found.append(_of_rank(plan, profile, slowed, own, m, crowd))
                 continue
             over = (max(followed.links[rank], followed.ends[rank]) - followed.seconds) * crowd
-            found.append((over, 0.0, optimizer_s(plan, profile, own) * crowd, *_whole(plan, profile, times, own, m)))
+            found.append((over, 0.0, profile.update_s(plan, own) * crowd, *_whole(plan, profile, times, own, m)))
             continue
         if followed:
             end = (followed.left[rank] - followed.seconds) * crowd
@@ -61,7 +58,7 @@ def ends(
             # The ranks before still have a micro-batch to do.
             end = -sum(float(back[layers].sum()) for layers in own_of[:rank]) / v
         reducing, gather, cost = _reduced(plan, profile, own_of, rank)
-        found.append((end + reducing, gather, optimizer_s(plan, profile, own) * crowd, cost, 0.0))
+        found.append((end + reducing, gather, profile.update_s(plan, own) * crowd, cost, 0.0))
         if sum(found[-1][:3]) > most_s:
             return None
     over, gather, update, cost, hidden = max(found, key=lambda one: sum(one[:3]))
@@ -181,7 +178,7 @@ def _of_rank(
 ) -> tuple[float, float, float, Cost, float]:
     """Return what `ends` does of a rank that computes without waiting for others."""
     gradients, gather, cost, hidden = _exchange(plan, profile, times, own, m)
-    return gradients, gather, optimizer_s(plan, profile, own) * crowd, cost, hidden
+    return gradients, gather, profile.update_s(plan, own) * crowd, cost, hidden
 
 
 def _whole(plan: Plan, profile: Profile, times: LayerTimes, own: np.ndarray, m: int) -> tuple[Cost, float]:
@@ -297,21 +294,3 @@ def _reduce_buckets(
             held = 0.0
     if held:
         link.add(seconds(held), rank.free_s)
-
-
-def optimizer_s(plan: Plan, profile: Profile, layers: np.ndarray) -> float:
-    """Return the time of the update, which reads and writes state and reads gradients; each rank does its part."""
-    sharded = shard_group(plan)[0] if plan.shard != "none" else 1
-    held, workload = profile.held(plan), profile.workload
-    share = held.parameter_bytes[layers] / sharded
-    if workload.optimizer_s:
-        return workload.optimizer_s * float(share.sum()) / max(1, workload.parameter_bytes)
-    if not profile.network.memory_Bps:
-        return 0.0
-    state = held.optimizer_bytes[layers] / sharded
-    gradients = held.gradient_bytes[layers] / (sharded if plan.shard != "optimizer" else 1)
-    if workload.update_passes:
-        moved = workload.update_passes * float(held.gradient_bytes[layers].sum()) / sharded
-    else:
-        moved = float((2 * state + _GRADIENT_PASSES * gradients + share).sum())
-    return moved / (profile.network.memory_Bps * profile.constants.memory_share)

@@ -15,7 +15,7 @@ from hocket.workload import Workload
 from ..axes import copy_group, replicas, shard_group, sharing
 from ..network import Constants, Cost, network_of
 from ..plan import BucketSizes, Plan, plan_order
-from ._ends import bucket_count, fetched, optimizer_s
+from ._ends import bucket_count, fetched
 from ._memory import memory_of
 from ._profile import LayerTimes, Profile, in_precision
 from ._time import cuts_of, predict
@@ -195,7 +195,7 @@ class _GraphOfStep:
             where, after = self.places[rank].ravel(), self.reductions[rank]
             if behind_s:
                 after = [self.graph.compute(where, behind_s, name="what no link shows", after=after)]
-            seconds = optimizer_s(self.plan, self.profile, own)
+            seconds = self.profile.update_s(self.plan, own)
             updated = self.graph.compute(where, seconds, name="optimizer", after=after)
             if self.copies > 1 and self.plan.shard in ("optimizer", "gradients"):
                 self._collective(rank, "all_gather", float(held[own].sum()), "parameters", [updated])

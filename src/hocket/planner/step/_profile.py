@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from hocket.workload import Layer, Operation, Share, Workload
 
 from .._findings import PlanError
-from ..axes import AXES, product, sharing
+from ..axes import AXES, product, shard_group, sharing
 from ..network import Constants, Link, Network, StageMessages, waiting
 from ..plan import Plan
 
 Floats = NDArray[np.float64]
+# Of the optimizer's state every byte is read and written; gradients are zeroed, accumulated, checked and read.
+_GRADIENT_PASSES = 4
 # A backward pass does two products for each one of the forward pass, and reads and writes about twice as much.
 LEAST_PART_NBYTES = 1 << 14
 """Bytes of a tensor that ranks which share tensors send in parts; a smaller one is sent sooner than gathered."""
@@ -45,6 +47,7 @@ class LayerTimes:
     spared: Floats  # what fusion and float8 are assumed to take away of computation
     recurrent: Floats  # of computation, what the steps of recurrent layers are counted to take
     narrowed: Floats  # bytes by which float8 makes the layer's parameters fewer where they are gathered
+    host: Floats  # what the host is counted to take for both passes, beside the device
 
     @property
     def total(self) -> Floats:
@@ -147,9 +150,30 @@ class Profile:
         key = (*sharing(plan), plan.sequence_parallel, again, micro_batch / self.workload.batch, in_step)
         rows = np.array([self._per_kind(number, *key) for number in range(len(self.kinds))])[self.index]
         times = LayerTimes(*(np.ascontiguousarray(column) for column in rows.T))
-        computed = float((times.forward + times.backward).sum())
+        computed, host = float((times.forward + times.backward).sum()), self._launch_s
+        if counted := float(times.host.sum()):
+            parts = max(plan.accumulate, plan.micro_batches if plan.pipeline_parallel_degree > 1 else 1)
+            updated = self.tensors.sum() * self.constants.update_host_s - self.update_s(plan, np.arange(len(self.index)))
+            host = max(counted, counted + updated / parts)
         # A device works behind the host, and a step takes what the slower of both does.
-        return times.slowed(self._launch_s / computed) if 0 < computed < self._launch_s else times
+        return times.slowed(host / computed) if 0 < computed < host else times
+
+    def update_s(self, plan: Plan, layers: NDArray[np.int64]) -> float:
+        """Return the time of the update, which reads and writes state and reads gradients; each rank does its part."""
+        sharded = shard_group(plan)[0] if plan.shard != "none" else 1
+        held, workload = self.held(plan), self.workload
+        share = held.parameter_bytes[layers] / sharded
+        if workload.optimizer_s:
+            return workload.optimizer_s * float(share.sum()) / max(1, workload.parameter_bytes)
+        if not self.network.memory_Bps:
+            return 0.0
+        state = held.optimizer_bytes[layers] / sharded
+        gradients = held.gradient_bytes[layers] / (sharded if plan.shard != "optimizer" else 1)
+        if workload.update_passes:
+            moved = workload.update_passes * float(held.gradient_bytes[layers].sum()) / sharded
+        else:
+            moved = float((2 * state + _GRADIENT_PASSES * gradients + share).sum())
+        return moved / (self.network.memory_Bps * self.constants.memory_share)
 
     def links(self, plan: Plan) -> list[Link]:
         """Return what joins each rank of a pipeline with the next, all of whose replicas talk at once."""
@@ -189,7 +213,7 @@ class Profile:
     ) -> tuple[float, ...]:
         kind = self.kinds[number]
         share = kind.share(degree, sequence=sequence, axis=axis)
-        core = spared = narrowed = recurrent = 0.0
+        core = spared = narrowed = recurrent = host = 0.0
         if share.forward_s > 0:
             passed = scale * (1 - share.fixed_share) + share.fixed_share
             forward, backward = share.forward_s * passed, share.backward_s * passed
@@ -202,7 +226,6 @@ class Profile:
             core = forward * sum(_work(one) for one in share.operations if one.again) / (whole * part or 1.0)
         else:
             forward = backward = 0.0
-            hosts = np.zeros(2)  # what the host takes for both passes
             for one in share.operations:
                 seconds, less, narrower = self._kernel(one, scale)
                 ahead = float(one.phase != "backward")
@@ -216,9 +239,8 @@ class Profile:
                 core += ahead * seconds if one.again else 0.0
                 if one.phase != "both":
                     left = 1.0 if one.flops else 1.0 - self.constants.fused_share
-                    operators = one.calls - one.inner_calls
-                    hosts += self.constants.host_s * operators * left * np.array([ahead, behind])
-            forward, backward = max(forward, float(hosts[0])), max(backward, float(hosts[1]))
+                    operators = self.constants.host_s * (one.calls - one.inner_calls)
+                    host += left * (operators + self.constants.launch_s * one.inner_calls)
         if kind.forward_s > 0 and share.degree > 1 and axis == "tensor":  # of measured ones, whose weights are divided
             forward, backward, core = (one * self.constants.divided_times for one in (forward, backward, core))
         repeated = {"none": 0.0, "layers": forward, "attention": core}[again]
@@ -228,7 +250,7 @@ class Profile:
         if again == "layers":  # a forward pass that is done again exchanges again
             back += there
         exchanged = there[0], back[0], there[1], back[1]
-        return forward, backward, repeated, *exchanged, spared, recurrent, narrowed
+        return forward, backward, repeated, *exchanged, spared, recurrent, narrowed, host
 
     def _exchanges(self, share: Share, phase: str, degree: int, scale: float, in_step: int, part: float) -> Floats:
         """Return what exchanges of a pass take, and what of it wires take; the next function needs what they bring."""
@@ -285,6 +307,7 @@ class Profile:
         reached = {
             "strided": constants.strided_share,
             "batch norm": constants.batch_norm_share,
+            "depthwise": constants.depthwise_share,
             "recurrent": constants.recurrent_share,
         }
         share = reached.get(like.kind, constants.memory_share)
