@@ -43,8 +43,10 @@ class Operation:
         number_format: In which its products run, of `FORMATS`, or those for whose sake it reads and writes; "" for the
             workload's precision.
         kind: Of kernels that only read and write, what makes them slower than others: "strided", which go through
-            tensors whose numbers lie in different orders; "batch norm", in 16 bits and not channels last; "" for none.
-            "depthwise": convolutions with one window a channel, whose bytes are four for each product. And "recurrent": the kernels of a recurrent layer's steps, each of which waits for the one before.
+            tensors whose numbers lie in different orders; "batch norm", where channels are not last, by what it would
+            move in 16 bits; "" for none. "depthwise": convolutions with one window a channel, whose bytes are four for
+            each product. And "recurrent": the kernels of a recurrent layer's steps, each of which waits for the one
+            before.
         performed_flops: Those that are computed, where they are known to be others than `flops`: attention leaves out
             what is masked, and fills blocks.
         inner_calls: Of its kernels, those that a library launches inside of an operator of PyTorch (cuDNN's for the

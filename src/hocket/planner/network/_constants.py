@@ -4,10 +4,11 @@ The defaults are those of DGX A100 servers: `matmul_share` and `memory_share` fi
 (`benchmarks/predictions/language_models.py`; 1.7B and 18.4B of Narayanan et al., SC'21, and both 22B of Korthikanti et
 al. 2022), `inside_share` from nccl-tests on 8 A100 (235 of 300 GB/s), `network_share` from the vendor's 192 GB/s of
 busbw over eight NICs, which is all that the catalogue's buses carry. `float32_share`, `attention32_share`,
-`strided_share`, `batch_norm_share` and `host_s` were seen on one H100 (80GB HBM3, PyTorch 2.13, 2026-11-26;
-docs/predictions.md): the first three on GPT-2 and ViT-L, `batch_norm_share` on ResNet-50, `host_s` on additions of 16
-numbers. `recurrent_share` is from eight published times of cuDNN's layers on GPUs of 2015 to 2017
-(`tests/planner/test_recurrent.py`). The others are assumed.
+`strided_share`, `batch_norm_share` and `launch_s` were seen on one H100 (80GB HBM3, PyTorch 2.13, 2026-11-26;
+docs/predictions.md): the first three on GPT-2 and ViT-L, `batch_norm_share` on ResNet-50, `launch_s` on additions of 16
+numbers. `host_s`, `update_host_s` and `depthwise_share` are from one H200 the same night, the first two from a model of
+small layers, the last from ConvNeXt and MobileNetV2. `recurrent_share` is from eight published times of cuDNN's
+layers on GPUs of 2015 to 2017 (`tests/planner/test_recurrent.py`). The others are assumed.
 """
 
 import dataclasses
@@ -43,9 +44,9 @@ class Constants:
         fused_share: Of the memory traffic of kernels that only read and write, and of their launches, the part that
             fusion takes away (torch.compile). Kernels that a workload counts as one are fused already. Assumed.
         kernel_s: What launching a kernel adds to its time.
-        host_s: What the host takes for each of PyTorch's operators of a training step: Python's modules, autograd, memory
-            and a launch. The device waits where kernels are shorter. Of captured models whose operators are counted;
-            compiled ones launch fewer.
+        host_s: What the host takes for each of PyTorch's operators in a training step: modules, autograd, memory and a
+            launch. The device waits where kernels are shorter. Of captured models whose operators are counted; compiled
+            ones launch fewer.
         launch_s: What the host takes for each further launch inside of an operator.
         update_host_s: What the host takes for each tensor that the optimizer updates.
         inside_share: Of the links inside a host, what a collective reaches.

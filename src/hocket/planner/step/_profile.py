@@ -57,8 +57,9 @@ class LayerTimes:
     def slowed(self, times: float) -> LayerTimes:
         """Return times of which computation takes so many times as long; exchanges do not."""
         return dataclasses.replace(
-            self, forward=self.forward * times, backward=self.backward * times, again=self.again * times
-        )
+            self, forward=self.forward * times, backward=self.backward * times, again=self.again * times,
+            recurrent=self.recurrent * times,
+        )  # fmt: skip
 
     def unhindered(self, times: float) -> LayerTimes:
         """Exchanges of ranks that wait for no processor, if they took what they do where computation takes `times`."""
@@ -153,7 +154,9 @@ class Profile:
         computed, host = float((times.forward + times.backward).sum()), self._launch_s
         if counted := float(times.host.sum()):
             parts = max(plan.accumulate, plan.micro_batches if plan.pipeline_parallel_degree > 1 else 1)
-            updated = self.tensors.sum() * self.constants.update_host_s - self.update_s(plan, np.arange(len(self.index)))
+            updated = self.tensors.sum() * self.constants.update_host_s - self.update_s(
+                plan, np.arange(len(self.index))
+            )
             host = max(counted, counted + updated / parts)
         # A device works behind the host, and a step takes what the slower of both does.
         return times.slowed(host / computed) if 0 < computed < host else times
