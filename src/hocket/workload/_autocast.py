@@ -86,7 +86,8 @@ def autocast_behind() -> Iterator[None]:
 
     A mode that is on ends where the engine begins; checkpoints open autocast's own blocks anew.
     """
-    begin, end = torch.autocast.__enter__, torch.autocast.__exit__
+    begin: Any = torch.autocast.__enter__
+    end: Any = torch.autocast.__exit__
     within: list[ExitStack] = []
 
     def enter(self: Any) -> Any:

@@ -55,8 +55,7 @@ def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     """Return the floating-point operations of an operator."""
     packet = func.overloadpacket
     if packet is _aten.convolution_backward and args[9] > 1:  # of groups torch's table takes each for the whole
-        gradient, given, weight, transposed = *args[:3], args[7]
-        one = 2 * (given if transposed else gradient).numel() * math.prod(weight.shape[1:])
+        one = 2 * args[1 if args[7] else 0].numel() * math.prod(args[2].shape[1:])  # transposed: of its input
         return float(one * sum(map(bool, args[-1][:2])))
     if packet in flop_registry:
         return float(flop_registry[packet](*args, **kwargs, out_val=out))
@@ -237,7 +236,7 @@ def _turned(packet: Any, args: Any, made: Sequence[tuple[Tensor, int]]) -> int:
 def _depthwise(packet: Any, args: Any) -> bool:
     """Return whether a convolution has a window for each channel, and channels are not last: PyTorch's own kernel."""
     given, weight = args[1:3] if packet is _aten.convolution_backward else args[:2]
-    return weight.shape[1] == 1 < given.shape[1] and given.is_contiguous() and math.prod(weight.shape[2:]) > 1
+    return bool(weight.shape[1] == 1 < given.shape[1] and given.is_contiguous() and math.prod(weight.shape[2:]) > 1)
 
 
 def _bias(packet: Any, args: Any, made: Sequence[tuple[Tensor, int]]) -> list[Kernel]:
