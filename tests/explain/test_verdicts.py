@@ -11,7 +11,7 @@ from hocket.comm import OperationRecord
 from hocket.explain import Replay, explain, parts_of
 from hocket.explain._verdicts import _began
 from hocket.profile import RecordError, read_run
-from hocket.profile._layout import SAMPLE, STEP
+from hocket.profile._layout import PHASE, SAMPLE, STEP
 from hocket.profile._record import RankRecord
 from hocket.testing import deadline, run_ranks
 
@@ -102,6 +102,8 @@ def test_a_delay_that_comes_and_goes_has_no_beginning(since: int, every: int) ->
 def test_chance_has_no_beginning() -> None:
     draws = np.random.default_rng(0).normal(0.0, 0.02, (200, 60))
     assert sum(_began(one) > 0 for one in draws) <= 2
+    at = np.arange(60)
+    assert [_began(np.where(at >= turn, 0.1, 0.0)) for turn in (54, 55)] == [54, 0], "of five steps nothing is said"
 
 
 def test_a_rank_without_a_core_is_late_though_its_time_goes_in_operations(tmp_path: Path) -> None:
@@ -130,6 +132,65 @@ def test_a_rank_without_a_core_is_late_though_its_time_goes_in_operations(tmp_pa
     first = found.verdicts[0]
     assert (first.kind, first.ranks) == ("straggler", (1,))
     assert "other processes take its core" in first.sentence
+
+
+def recorded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, work: np.ndarray, data: np.ndarray, hosts: str = ""
+) -> None:
+    """Write records of ranks that load data and compute, for so many seconds by rank and step, and then reduce."""
+    now_s = time.perf_counter()
+    records = []
+    for rank in range(len(work)):
+        monkeypatch.setenv("HOCKET_HOST", hosts[rank] if hosts else "a")
+        records.append(RankRecord(folder, rank, len(work)))
+    for step, (computes, loads) in enumerate(zip(work.T, data.T, strict=True)):
+        at = now_s + loads + computes
+        over_s = float(at.max()) + 0.002
+        for record, loaded_s, at_s in zip(records, (now_s + loads).tolist(), at.tolist(), strict=True):
+            op = OperationRecord(
+                "0", step + 1, "all_reduce", 4, "float32", len(work), "shm-direct", False, at_s, at_s, float(at.max()),
+                over_s, None, at_s,
+            )  # fmt: skip
+            record.span(PHASE, now_s, loaded_s, "data")
+            record.operation_started(op)
+            record.operation_finished(op)
+            record.operation_waited(op, at_s, over_s)
+            record.span(STEP, now_s, over_s, seq=step + 1)
+        now_s = over_s
+    for record in records:
+        record.ended()
+
+
+def test_all_ranks_of_a_slow_host_are_late_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = 0.02 * (1 + 0.02 * np.random.default_rng(0).random((8, 60)))
+    work[4:] *= 1.5
+    recorded(tmp_path, monkeypatch, work, np.zeros_like(work), "aaaabbbb")
+    (told,) = explain(tmp_path).verdicts
+    assert (told.kind, told.ranks, told.confidence) == ("straggler", (4, 5, 6, 7), "high")
+    assert told.sentence.startswith("ranks 4, 5, 6, 7 of 8 (host b) are late: each computes longer")
+    assert told.gain == pytest.approx(0.01 / 0.0323, abs=0.02)
+
+
+def test_ranks_that_are_late_by_different_causes_have_a_sentence_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, data = 0.02 * (1 + 0.02 * np.random.default_rng(0).random((8, 60))), np.zeros((8, 60))
+    work[3] += 0.010
+    data[5] += 0.011
+    recorded(tmp_path, monkeypatch, work, data)
+    told = explain(tmp_path).verdicts
+    assert {(one.kind, one.ranks) for one in told} == {("straggler", (3,)), ("slow loader", (5,))}
+    assert all("without what ranks 3, 5 do more" in one.sentence for one in told)
+
+
+@pytest.mark.parametrize(("restless", "kinds"), [(2.0, ["uneven work"]), (0.5, [])])
+def test_ranks_that_are_late_by_turns_have_uneven_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restless: float, kinds: list[str]
+) -> None:
+    work = 0.02 * (1 + restless * np.random.default_rng(0).random((8, 60)))
+    recorded(tmp_path, monkeypatch, work, np.zeros_like(work))
+    found = explain(tmp_path)
+    assert [one.kind for one in found.verdicts] == kinds
 
 
 def test_a_run_is_replayed_as_it_was_and_without_a_delay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
