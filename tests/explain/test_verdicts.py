@@ -1,4 +1,5 @@
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from hocket.cli import main
 from hocket.comm import OperationRecord
-from hocket.explain import Replay, explain, parts_of
+from hocket.explain import Replay, explain, parts_of, report
 from hocket.explain._verdicts import _began
 from hocket.profile import RecordError, read_run
 from hocket.profile._layout import PHASE, SAMPLE, STEP
@@ -191,6 +192,28 @@ def test_ranks_that_are_late_by_turns_have_uneven_work(
     recorded(tmp_path, monkeypatch, work, np.zeros_like(work))
     found = explain(tmp_path)
     assert [one.kind for one in found.verdicts] == kinds
+
+
+@pytest.mark.parametrize(
+    ("steps", "lost", "said"),
+    [
+        (60, (), ["nothing stands out: no rank is late, and no part of a step takes more than it should"]),
+        (60, (1,), ["nothing is known of 1 of 3 ranks (1): no record", "nothing stands out: no other rank is late"]),
+        (3, (), ["who is late, and what takes more than it should, is said of 6 steps or more"]),
+    ],
+)
+def test_nothing_stands_out_is_said_of_what_was_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, lost: tuple[int, ...], said: list[str]
+) -> None:
+    work = np.full((3, steps), 0.02)
+    recorded(tmp_path, monkeypatch, work, np.zeros_like(work))
+    for rank in lost:
+        os.truncate(tmp_path / f"rank-{rank:05d}.record", 1000)
+    found = explain(tmp_path)
+    assert [one.startswith(begin) for one, begin in zip(found.remarks, said, strict=True)] == [True] * len(said)
+    assert found.to_json()["remarks"] == found.remarks == found.lines()[: len(said)]
+    assert f"steps on {3 - len(lost)} ranks" in found.lines()[len(said)]
+    assert said[0][1:] in report(found)
 
 
 def test_a_run_is_replayed_as_it_was_and_without_a_delay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
