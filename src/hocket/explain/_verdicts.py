@@ -495,12 +495,11 @@ def _memory(run: RunRecord) -> list[Verdict]:
     found = []
     for one in run.ranks:
         rows, edges = one.of(SAMPLE), one.steps
-        if len(one.of(STEP)) and len(edges) <= _FEW_STEPS:
+        if len(edges) <= _FEW_STEPS:
             continue  # what grows is what a program sets up
-        at = rows["posted_s"]
-        if len(edges):  # what is freed after training was there all the same
-            rows = rows[(at > edges[0]) & (at < edges[-1])]
-            at = np.searchsorted(edges, rows["posted_s"]).astype(float)
+        # What is freed after training was there all the same.
+        rows = rows[(rows["posted_s"] > edges[0]) & (rows["posted_s"] < edges[-1])]
+        at = np.searchsorted(edges, rows["posted_s"]).astype(float)
         late = slice(len(rows) // 3, None)
         used, at = rows["nbytes"][late].astype(float), at[late]
         half = len(used) // 2
@@ -523,12 +522,11 @@ def _memory(run: RunRecord) -> list[Verdict]:
         whose = f"ranks {', '.join(map(str, leaking[:_MOST_LISTED]))} of {run.world}"
     else:
         whose = f"rank {one.rank} of {run.world} (host {one.host})"
-    steps = 2 * len(one.of(STEP)) // 3
-    each = f"{grown / steps / _MIB:.2g} MiB a step, " if steps else ""
+    each = f"{grown / (2 * len(one.of(STEP)) // 3) / _MIB:.2g} MiB a step"
     return [
         Verdict(
             "memory growth",
-            f"the memory of {whose} grows all the time: {each}{grown / _MIB:.0f} MiB in the last two thirds of the run",
+            f"the memory of {whose} grows all the time: {each}, {grown / _MIB:.0f} MiB in the last two thirds",
             f"{last / _MIB:.0f} MiB at the end{f' of rank {one.rank}' if len(leaking) != 1 else ''}; it grows with the "
             "steps in a straight line, to the end",
             "look for what is kept from step to step: losses with their graphs (use loss.item()), lists of outputs",
