@@ -368,7 +368,7 @@ def _link(parts: Parts) -> list[Verdict]:
             f"as the kernel counts the ranks' TCP connections{again}; communication that nothing hides takes "
             f"{_share(parts, parts.communication):.0%} of the steps",
             f"look at the cable, the port and the rate of the NIC (`ethtool`) of {' and '.join(found.hosts)}",
-            "high" if slower < 0.5 else "medium", ranks if len(found.hosts) == 1 else (), gain,
+            "high" if slower < 0.5 else "medium", () if " from host " in found.place else ranks, gain,
         )
     ]  # fmt: skip
 
