@@ -10,7 +10,7 @@ import pytest
 from hocket.cli import main
 from hocket.comm import OperationRecord
 from hocket.explain import Replay, explain, parts_of, report
-from hocket.explain._verdicts import _began
+from hocket.explain._verdicts import began
 from hocket.profile import RecordError, read_run
 from hocket.profile._layout import PHASE, SAMPLE, STEP
 from hocket.profile._record import RankRecord
@@ -98,14 +98,14 @@ def test_what_a_program_sets_up_until_its_first_step_ends_is_no_leak(tmp_path: P
 def test_a_delay_that_comes_and_goes_has_no_beginning(since: int, every: int) -> None:
     at = np.arange(100)
     late = (at >= since) & (not every or (at // every % 2 == 0))
-    assert _began(np.where(late, 0.01, 0.0)[2:]) == max(0, since - 2)
+    assert began(np.where(late, 0.01, 0.0)[2:]) == max(0, since - 2)
 
 
 def test_chance_has_no_beginning() -> None:
     draws = np.random.default_rng(0).normal(0.0, 0.02, (200, 60))
-    assert sum(_began(one) > 0 for one in draws) <= 2
+    assert sum(began(one) > 0 for one in draws) <= 2
     at = np.arange(60)
-    assert [_began(np.where(at >= turn, 0.1, 0.0)) for turn in (54, 55)] == [54, 0], "of five steps nothing is said"
+    assert [began(np.where(at >= turn, 0.1, 0.0)) for turn in (54, 55)] == [54, 0], "of five steps nothing is said"
 
 
 def test_a_rank_without_a_core_is_late_though_its_time_goes_in_operations(tmp_path: Path) -> None:
@@ -215,6 +215,20 @@ def test_nothing_stands_out_is_said_of_what_was_looked_at(
     assert found.to_json()["remarks"] == found.remarks == found.lines()[: len(said)]
     assert f"steps on {3 - len(lost)} ranks" in found.lines()[len(said)]
     assert said[0][1:] in report(found)
+
+
+def test_steps_that_all_take_longer_are_told_though_no_rank_is_to_blame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = np.full((3, 60), 0.02)
+    work[:, 30:] *= 2.0
+    recorded(tmp_path, monkeypatch, work, np.zeros_like(work))
+    found = explain(tmp_path)
+    assert found.verdicts == ()
+    (said,) = found.remarks
+    assert said.startswith(
+        "steps take 47% longer than the quickest of them, since step 31, most in computation (10.3 ms"
+    )
 
 
 def test_a_run_is_replayed_as_it_was_and_without_a_delay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hocket.profile import OPERATION, STEP, Hang, RunRecord, find_hang, read_any, standing
 
-from ._parts import Parts, parts_of
+from ._parts import QUICK, Parts, parts_of
 from ._predicted import PredictedStep, predicted_of
-from ._verdicts import LEAST_STEPS, Verdict, verdicts_of
+from ._verdicts import LEAST_STEPS, Verdict, began, verdicts_of
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,19 @@ class Explanation:
                 found.append(none + (some if any(made) else "no optimizer was stepped in this run"))
         elif self.parts.steps < LEAST_STEPS:
             found.append(f"who is late, and what takes more than it should, is said of {LEAST_STEPS} steps or more")
+        elif (
+            not self.verdicts
+            and self.predicted is not None
+            and self.predicted.measured_s > self.predicted.interval_s[1]
+        ):
+            lengths_s = self.parts.lengths_s.mean(axis=0)
+            since = began(lengths_s - np.quantile(lengths_s, QUICK))
+            name, usual_s, took_s = max(self.predicted.rows, key=lambda row: row[2] - row[1])
+            found.append(
+                f"steps take {self.predicted.measured_s / self.predicted.step_s - 1.0:.0%} longer than the quickest of "
+                f"them{f', since step {self.parts.first + since}' if since else ''}, most in {name} "
+                f"({(took_s - usual_s) * 1e3:.3g} ms more), and no rank is to blame"
+            )
         elif not self.verdicts:
             other = " other" * bool(unread)
             found.append(f"nothing stands out: no{other} rank is late, and no part of a step takes more than it should")

@@ -152,7 +152,7 @@ def _straggler(parts: Parts) -> list[Verdict]:
             others[stages == stage] = _of_the_others(work[stages == stage])
     excess = work - others
     rank = int(np.argmax(excess.sum(axis=1)))
-    since = _began(excess[rank])
+    since = began(excess[rank])
     late = excess[:, since:]
     typical_s = float(np.median(parts.lengths_s[:, since:]))
     # Compared with what the others differ among each other from step to step, and sign by sign.
@@ -235,7 +235,7 @@ def _of_the_others(values: Array) -> Array:
     return np.asarray((middle[0] + middle[1]) / 2)
 
 
-def _began(excess: Array) -> int:
+def began(excess: Array) -> int:
     """Return from which step on a series is larger, if it clearly was not before; else 0."""
     if len(excess) < 2 * LEAST_STEPS:
         return 0
