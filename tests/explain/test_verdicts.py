@@ -217,6 +217,22 @@ def test_nothing_stands_out_is_said_of_what_was_looked_at(
     assert said[0][1:] in report(found)
 
 
+def test_cores_that_emulated_hosts_share_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zero_s = time.perf_counter()
+    for rank in range(2):
+        monkeypatch.setenv("HOCKET_HOST", f"h{rank}")
+        record = RankRecord(tmp_path, rank, 2)
+        for step in range(20):
+            record.span(STEP, zero_s + 0.3 * step, zero_s + 0.3 * (step + 1), seq=step + 1)
+            record.row(1, SAMPLE, nbytes=1 << 28, times=(zero_s + 0.3 * step, 0.0, 0.1 * step, 0.2 * step, 0.0))
+        record.ended()
+    (told,) = explain(tmp_path).verdicts
+    assert (told.kind, told.evidence.split(";")[0]) == (
+        "busy machine",
+        f"2 ranks, {len(os.sched_getaffinity(0))} cores",
+    )
+
+
 def test_steps_that_all_take_longer_are_told_though_no_rank_is_to_blame(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

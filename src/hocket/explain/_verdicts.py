@@ -454,7 +454,9 @@ def _busy(parts: Parts) -> list[Verdict]:
     share = float(np.median(ready))
     if share < 0.15:
         return []
-    cores = {(one.host, core) for one in parts.run.ranks for core in one.about.get("cores", [])}
+    cores = {
+        (one.about.get("boot") or one.host, core) for one in parts.run.ranks for core in one.about.get("cores", [])
+    }
     return [
         Verdict(
             "busy machine",
