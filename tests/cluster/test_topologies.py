@@ -80,6 +80,8 @@ def test_a_tapered_leaf_spine_has_fewer_spines_and_as_many_links_from_each_leaf(
     assert described.world == 24
     leaf = described.node("leaf0")
     assert int((described.link_tail == leaf).sum()) == 6 + 4
+    with pytest.raises(cluster.ClusterError, match="`taper` 20 of 6 ports leaves less than one spine"):
+        cluster.load("leafspine:leaves=4,ports=6,taper=20")
 
 
 def test_a_k_ary_fat_tree_has_the_published_counts() -> None:

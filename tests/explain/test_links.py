@@ -69,6 +69,22 @@ def test_the_slow_place_is_found_in_rings_and_meshes_and_none_where_all_are_alik
     assert found.place == place
 
 
+@given(st.integers(5, 9), st.sampled_from(["both", "sends", "receives"]), st.randoms(use_true_random=False))
+def test_hosts_whose_links_are_slow_are_told_together(count: int, where: str, random: np.random.RandomState) -> None:
+    """As quick as the others, the link of one of two would make nothing quicker."""
+    links = []
+    for a in range(count):
+        for b in {*range(count)} - {a}:
+            slow = {"both": {a, b}, "sends": {a}, "receives": {b}}[where] & {1, 3}
+            rate = 100e6 * random.uniform(0.9, 1.1) / (5.0 if slow else 1.0)
+            links.append(HostLink(f"h{a}", f"h{b}", 1 << 28, (1 << 28) / rate, 1e-3, 1e-4, 0))
+    found = slow_link(links)
+    assert found is not None
+    assert sorted(found.hosts) == ["h1", "h3"]
+    assert found.rate_Bps == pytest.approx(20e6, rel=0.1)
+    assert found.place.startswith("each link of hosts h" if where == "both" else "what hosts h")
+
+
 def test_links_that_are_slow_between_many_hosts_are_no_place() -> None:
     """As on an emulated star of 8 hosts: what each host sends to the opposite one shares its cable most."""
     links = [

@@ -1,4 +1,5 @@
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +9,10 @@ import pytest
 
 from hocket.cli import main
 from hocket.comm import OperationRecord
-from hocket.explain import Replay, explain, parts_of
-from hocket.explain._verdicts import _began
+from hocket.explain import Replay, explain, parts_of, report
+from hocket.explain._verdicts import began
 from hocket.profile import RecordError, read_run
-from hocket.profile._layout import SAMPLE, STEP
+from hocket.profile._layout import PHASE, SAMPLE, STEP
 from hocket.profile._record import RankRecord
 from hocket.testing import deadline, run_ranks
 
@@ -80,14 +81,15 @@ def test_a_leak_grows_with_the_steps_in_a_straight_line(
     assert told == ([("memory growth", ranks)] if leaks else [])
 
 
-@pytest.mark.parametrize("end_s", [0.0, 20.0])  # the step may still be under way
-def test_what_a_program_sets_up_in_its_only_step_is_no_leak(tmp_path: Path, end_s: float) -> None:
+@pytest.mark.parametrize("end_s", [None, 0.0, 20.0])  # there is no step yet, or it is still under way
+def test_what_a_program_sets_up_until_its_first_step_ends_is_no_leak(tmp_path: Path, end_s: float | None) -> None:
     zero_s = time.perf_counter()
     for rank in range(2):
         record = RankRecord(tmp_path, rank, 2)
         for at in np.arange(0.0, 20.0, 0.25):
             record.row(1, SAMPLE, nbytes=int((200 + 20 * at) * 2**20), times=(zero_s + at, 0.0, 0.0, 0.0, 0.0))
-        record.span(STEP, zero_s, zero_s + end_s, seq=1)
+        if end_s is not None:
+            record.span(STEP, zero_s, zero_s + end_s, seq=1)
         record.ended()
     assert [one.kind for one in explain(tmp_path).verdicts] == []
 
@@ -96,12 +98,14 @@ def test_what_a_program_sets_up_in_its_only_step_is_no_leak(tmp_path: Path, end_
 def test_a_delay_that_comes_and_goes_has_no_beginning(since: int, every: int) -> None:
     at = np.arange(100)
     late = (at >= since) & (not every or (at // every % 2 == 0))
-    assert _began(np.where(late, 0.01, 0.0)[2:]) == max(0, since - 2)
+    assert began(np.where(late, 0.01, 0.0)[2:]) == max(0, since - 2)
 
 
 def test_chance_has_no_beginning() -> None:
     draws = np.random.default_rng(0).normal(0.0, 0.02, (200, 60))
-    assert sum(_began(one) > 0 for one in draws) <= 2
+    assert sum(began(one) > 0 for one in draws) <= 2
+    at = np.arange(60)
+    assert [began(np.where(at >= turn, 0.1, 0.0)) for turn in (54, 55)] == [54, 0], "of five steps nothing is said"
 
 
 def test_a_rank_without_a_core_is_late_though_its_time_goes_in_operations(tmp_path: Path) -> None:
@@ -130,6 +134,117 @@ def test_a_rank_without_a_core_is_late_though_its_time_goes_in_operations(tmp_pa
     first = found.verdicts[0]
     assert (first.kind, first.ranks) == ("straggler", (1,))
     assert "other processes take its core" in first.sentence
+
+
+def recorded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, work: np.ndarray, data: np.ndarray, hosts: str = ""
+) -> None:
+    """Write records of ranks that load data and compute, for so many seconds by rank and step, and then reduce."""
+    now_s = time.perf_counter()
+    records = []
+    for rank in range(len(work)):
+        monkeypatch.setenv("HOCKET_HOST", hosts[rank] if hosts else "a")
+        records.append(RankRecord(folder, rank, len(work)))
+    for step, (computes, loads) in enumerate(zip(work.T, data.T, strict=True)):
+        at = now_s + loads + computes
+        over_s = float(at.max()) + 0.002
+        for record, loaded_s, at_s in zip(records, (now_s + loads).tolist(), at.tolist(), strict=True):
+            op = OperationRecord(
+                "0", step + 1, "all_reduce", 4, "float32", len(work), "shm-direct", False, at_s, at_s, float(at.max()),
+                over_s, None, at_s,
+            )  # fmt: skip
+            record.span(PHASE, now_s, loaded_s, "data")
+            record.operation_started(op)
+            record.operation_finished(op)
+            record.operation_waited(op, at_s, over_s)
+            record.span(STEP, now_s, over_s, seq=step + 1)
+        now_s = over_s
+    for record in records:
+        record.ended()
+
+
+def test_all_ranks_of_a_slow_host_are_late_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = 0.02 * (1 + 0.02 * np.random.default_rng(0).random((8, 60)))
+    work[4:] *= 1.5
+    recorded(tmp_path, monkeypatch, work, np.zeros_like(work), "aaaabbbb")
+    (told,) = explain(tmp_path).verdicts
+    assert (told.kind, told.ranks, told.confidence) == ("straggler", (4, 5, 6, 7), "high")
+    assert told.sentence.startswith("ranks 4, 5, 6, 7 of 8 (host b) are late: each computes longer")
+    assert told.gain == pytest.approx(0.01 / 0.0323, abs=0.02)
+
+
+def test_ranks_that_are_late_by_different_causes_have_a_sentence_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, data = 0.02 * (1 + 0.02 * np.random.default_rng(0).random((8, 60))), np.zeros((8, 60))
+    work[3] += 0.010
+    data[5] += 0.011
+    recorded(tmp_path, monkeypatch, work, data)
+    told = explain(tmp_path).verdicts
+    assert {(one.kind, one.ranks) for one in told} == {("straggler", (3,)), ("slow loader", (5,))}
+    assert all("without what ranks 3, 5 do more" in one.sentence for one in told)
+
+
+@pytest.mark.parametrize(("restless", "kinds"), [(2.0, ["uneven work"]), (0.5, [])])
+def test_ranks_that_are_late_by_turns_have_uneven_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restless: float, kinds: list[str]
+) -> None:
+    work = 0.02 * (1 + restless * np.random.default_rng(0).random((8, 60)))
+    recorded(tmp_path, monkeypatch, work, np.zeros_like(work))
+    found = explain(tmp_path)
+    assert [one.kind for one in found.verdicts] == kinds
+
+
+@pytest.mark.parametrize(
+    ("steps", "lost", "said"),
+    [
+        (60, (), ["nothing stands out: no rank is late, and no part of a step takes more than it should"]),
+        (60, (1,), ["nothing is known of 1 of 3 ranks (1): no record", "nothing stands out: no other rank is late"]),
+        (3, (), ["who is late, and what takes more than it should, is said of 6 steps or more"]),
+    ],
+)
+def test_nothing_stands_out_is_said_of_what_was_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, lost: tuple[int, ...], said: list[str]
+) -> None:
+    work = np.full((3, steps), 0.02)
+    recorded(tmp_path, monkeypatch, work, np.zeros_like(work))
+    for rank in lost:
+        os.truncate(tmp_path / f"rank-{rank:05d}.record", 1000)
+    found = explain(tmp_path)
+    assert [one.startswith(begin) for one, begin in zip(found.remarks, said, strict=True)] == [True] * len(said)
+    assert found.to_json()["remarks"] == found.remarks == found.lines()[: len(said)]
+    assert f"steps on {3 - len(lost)} ranks" in found.lines()[len(said)]
+    assert said[0][1:] in report(found)
+
+
+def test_cores_that_emulated_hosts_share_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zero_s = time.perf_counter()
+    for rank in range(2):
+        monkeypatch.setenv("HOCKET_HOST", f"h{rank}")
+        record = RankRecord(tmp_path, rank, 2)
+        for step in range(20):
+            record.span(STEP, zero_s + 0.3 * step, zero_s + 0.3 * (step + 1), seq=step + 1)
+            record.row(1, SAMPLE, nbytes=1 << 28, times=(zero_s + 0.3 * step, 0.0, 0.1 * step, 0.2 * step, 0.0))
+        record.ended()
+    (told,) = explain(tmp_path).verdicts
+    assert (told.kind, told.evidence.split(";")[0]) == (
+        "busy machine",
+        f"2 ranks, {len(os.sched_getaffinity(0))} cores",
+    )
+
+
+def test_steps_that_all_take_longer_are_told_though_no_rank_is_to_blame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = np.full((3, 60), 0.02)
+    work[:, 30:] *= 2.0
+    recorded(tmp_path, monkeypatch, work, np.zeros_like(work))
+    found = explain(tmp_path)
+    assert found.verdicts == ()
+    (said,) = found.remarks
+    assert said.startswith(
+        "steps take 47% longer than the quickest of them, since step 31, most in computation (10.3 ms"
+    )
 
 
 def test_a_run_is_replayed_as_it_was_and_without_a_delay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,6 +83,19 @@ def test_groups_that_lie_on_hosts_in_different_ways_take_what_the_simulator_says
     assert cost.seconds == pytest.approx(simulate_step(graph, where).seconds, rel=0.05)
 
 
+@pytest.mark.parametrize("nbytes", [1e6, 4e7, 8e8])
+def test_the_fastest_algorithm_is_found_also_where_latency_is_what_steps_overlap(nbytes: float) -> None:
+    # Step by step a circulant is faster than a ring, though a ring's steps pass the long way one after the other.
+    where = cluster.load("star:hosts=2,bandwidth=2Gbit/s,latency=50ms,server.ranks=3")
+    taken = {}
+    for line in Network.of(where).first(5)._lines("all_reduce", 5, 1, PLAIN):
+        graph = StepGraph(5)
+        graph.collective(line.algorithm(Collective("all_reduce", 5), **dict(line.given)), nbytes, ranks=np.arange(5))
+        taken[line.algorithm.name] = simulate_step(graph, where).seconds
+    cost = Network.of(where).first(5).collective("all_reduce", nbytes, 5, 1, PLAIN)
+    assert taken[cost.algorithm] < 1.1 * min(taken.values())
+
+
 def _hosts(wide: dict[tuple[int, int], str], ports: dict[int, str], uplinks: dict[int, str]) -> cluster.Cluster:
     """Return four hosts of two devices at two leaves and a spine; 50 GB/s to devices and 100 Gbit/s unless said."""
     text = '[[nodes]]\nname = "spine"\nkind = "switch"\n'

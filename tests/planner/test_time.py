@@ -231,6 +231,12 @@ def test_layers_measured_faster_than_the_device_s_peak_have_no_mfu() -> None:
     assert "less than was measured" in told["peak"]
 
 
+def test_a_fit_says_nothing_of_inside_hosts_that_have_one_worker() -> None:
+    found = fit_scaling({"a": {1: 10.0, 2: 19.5, 4: 38.0, 8: 70.0}}, 1)["a"]
+    assert found.inside_s == 0.0
+    assert ("inside hosts, ms per sample", "one worker a host") in found.table()
+
+
 def test_too_few_points_are_refused() -> None:
     with pytest.raises(PlanError, match="measure at least four"):
         fit_scaling({"a": {1: 10.0, 2: 19.0}}, 4)

@@ -35,7 +35,7 @@ class Star(Topology):
 
 
 class LeafSpine(Topology):
-    """Leaf switches with ports, each joined to every spine; `taper` says how many times fewer spines than ports."""
+    """Leaf switches with ports, each joined to every spine; `taper` says how many times fewer spines (rounded up)."""
 
     topology: Literal["leafspine"] = "leafspine"
     leaves: int = Field(ge=1)
@@ -48,6 +48,9 @@ class LeafSpine(Topology):
         self.whole_servers(self.ports)
         if self.spines is not None and self.taper != 1:
             raise ValueError("`spines` and `taper` both say how many spines there are; give one of them")
+        if self.taper > self.ports:
+            rule = f"`taper` {self.taper:g} of {self.ports} ports leaves less than one spine"
+            raise ValueError(f"{rule}; give {self.ports} at most, or a file with links that are slower upwards")
         return self
 
     def lay_out(self, layout: GraphBuilder) -> None:

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hocket.profile import OPERATION, STEP, Hang, RunRecord, find_hang, read_any, standing
 
-from ._parts import Parts, parts_of
+from ._parts import QUICK, Parts, parts_of
 from ._predicted import PredictedStep, predicted_of
-from ._verdicts import LEAST_STEPS, Verdict, verdicts_of
+from ._verdicts import LEAST_STEPS, Verdict, began, verdicts_of
 
 
 @dataclass(frozen=True)
@@ -34,27 +36,56 @@ class Explanation:
         """Whether it is a dump of another tool, which tells of operations only."""
         return bool(self.run.ranks[0].about.get("operations_only"))
 
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences on what is not known, and what stands for the verdicts where there is none."""
+        unread = sorted(set(range(self.run.world)) - {one.rank for one in self.run.ranks})
+        listed = ", ".join(map(str, unread[:8])) + ", ..." * (len(unread) > 8)
+        found = []
+        if unread:
+            found.append(
+                f"nothing is known of {len(unread)} of {self.run.world} ranks ({listed}): no record, or a damaged one"
+            )
+        made = [len(one.of(STEP)) for one in self.run.ranks]
+        if self.parts is None:
+            none = "no steps of training are recorded, so none is predicted: "
+            some = f"ranks updated {min(made)} to {max(made)} times, and a step goes from one update to the next"
+            if not self.operations_only:
+                found.append(none + (some if any(made) else "no optimizer was stepped in this run"))
+        elif self.parts.steps < LEAST_STEPS:
+            found.append(f"who is late, and what takes more than it should, is said of {LEAST_STEPS} steps or more")
+        elif (
+            not self.verdicts
+            and self.predicted is not None
+            and self.predicted.measured_s > self.predicted.interval_s[1]
+        ):
+            lengths_s = self.parts.lengths_s.mean(axis=0)
+            since = began(lengths_s - np.quantile(lengths_s, QUICK))
+            name, usual_s, took_s = max(self.predicted.rows, key=lambda row: row[2] - row[1])
+            found.append(
+                f"steps take {self.predicted.measured_s / self.predicted.step_s - 1.0:.0%} longer than the quickest of "
+                f"them{f', since step {self.parts.first + since}' if since else ''}, most in {name} "
+                f"({(took_s - usual_s) * 1e3:.3g} ms more), and no rank is to blame"
+            )
+        elif not self.verdicts:
+            other = " other" * bool(unread)
+            found.append(f"nothing stands out: no{other} rank is late, and no part of a step takes more than it should")
+        return found
+
     def lines(self) -> list[str]:
         """Return it for a terminal."""
         lines = [] if self.hang is None else str(self.hang).splitlines()
         for verdict in self.verdicts:
             lines += str(verdict).splitlines()
+        lines += self.remarks
         if self.operations_only:
             count = sum(len(one.of(OPERATION)) for one in self.run.ranks)
             lines.append(f"{count} operations of {len(self.run.ranks)} of {self.run.world} ranks; a dump has no steps")
-            return lines
         if self.parts is None:
-            lines.append(
-                "no steps of training are recorded, so none is predicted: no optimizer was stepped in this run"
-            )
             return lines
-        if not self.verdicts:
-            lines.append("nothing stands out: no rank is late, and no part of a step takes more than it should")
         step_s = self.parts.step_s
-        lines.append(
-            f"a step takes {step_s * 1e3:.3g} ms (mean of {self.parts.steps} steps on {self.run.world} ranks); from "
-            "one rank alone to it:"
-        )
+        over = f"{self.parts.steps} steps on {len(self.run.ranks)} ranks"
+        lines.append(f"a step takes {step_s * 1e3:.3g} ms (mean of {over}); from one rank alone to it:")
         rows = self.parts.waterfall()
         width = max(len(name) for name, _ in rows)
         lines += [f"  {name:{width}} {seconds * 1e3:>+10.3f} ms {seconds / step_s:>6.1%}" for name, seconds in rows]
@@ -76,6 +107,7 @@ class Explanation:
             "hosts": sorted({one.host for one in self.run.ranks}),
             "hang": None if self.hang is None else self.hang.to_json(),
             "verdicts": [verdict.to_json() for verdict in self.verdicts],
+            "remarks": self.remarks,
             "steps": 0 if parts is None else parts.steps,
             "step_s": None if parts is None else parts.step_s,
             "parts": [] if parts is None else [{"part": name, "seconds": s} for name, s in parts.means()],

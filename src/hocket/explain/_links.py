@@ -47,7 +47,8 @@ class SlowLink:
     """A link that gives less than the others.
 
     Attributes:
-        place: What is slow, "the link of host b", "what host b sends", "the link from host a to host b".
+        place: What is slow, "the link of host b", "each link of hosts b, c", "what host b sends", "the link from host a
+            to host b".
         hosts: Hosts at whose end it is; of a link between two both.
         rate_Bps: What it gives.
         others_Bps: What the quickest fifth of those give that are not slow.
@@ -111,17 +112,23 @@ def slow_link(links: list[HostLink]) -> SlowLink | None:
     names = dict.fromkeys(one.source for one in slow) | dict.fromkeys(one.destination for one in slow)
     sends = {host: [one for one in links if one.source == host] for host in names}
     takes = {host: [one for one in links if one.destination == host] for host in names}
-    # Of several that would do, the one whose links are slowest: a slow host makes its neighbours' slow, too.
     both = {host: [*sends[host], *takes[host]] for host in names if sends[host] and takes[host]}
-    for place, of in (
-        ("the link of host {}", both),
-        ("what host {} sends", sends),
-        ("what host {} receives", takes),
+    for place, places, of in (
+        ("the link of host {}", "each link of hosts {}", both),
+        ("what host {} sends", "what hosts {} send", sends),
+        ("what host {} receives", "what hosts {} receive", takes),
     ):
         every = {host: some for host, some in of.items() if len(some) > 1 and whole(some)}
-        if every:
-            host = min(every, key=lambda name: float(np.mean([one.rate_Bps for one in every[name]])))
-            return found(place.format(host), host, some=every[host])
+        hosts: list[str] = []
+        theirs: list[HostLink] = []
+        # The slowest host first; others that have slow links besides: a slow host makes its neighbours' slow, too.
+        for host in sorted(every, key=lambda name: float(np.mean([one.rate_Bps for one in every[name]]))):
+            besides = [one for one in every[host] if one not in theirs]
+            if len(besides) > 1:
+                hosts.append(host)
+                theirs += besides
+        if hosts:
+            return found((place if len(hosts) == 1 else places).format(", ".join(hosts)), *hosts, some=theirs)
     one = min(slow, key=lambda link: link.rate_Bps)
     ends = {one.source, one.destination}
     if any(_SLOW * link.rate_Bps < one.rate_Bps for link in slow if {link.source, link.destination} != ends):

@@ -126,11 +126,8 @@ def _verdicts(found: Explanation) -> str:
         f"({one.confidence} confidence)</p><p>Next: {html.escape(one.next_step)}</p></li>"
         for one in found.verdicts
     ]
-    if not cards:
-        return _section(
-            "Verdicts", "<p>Nothing stands out: no rank is late, and no part takes more than it should.</p>"
-        )
-    return _section("Verdicts", f'<ol class="verdicts">{"".join(cards)}</ol>')
+    remarks = "".join(f"<p>{html.escape(one[0].upper() + one[1:])}.</p>" for one in found.remarks)
+    return _section("Verdicts", (f'<ol class="verdicts">{"".join(cards)}</ol>' if cards else "") + remarks)
 
 
 def _waterfall(parts: Parts) -> str:

@@ -9,12 +9,12 @@ import numpy as np
 from hocket.profile import SAMPLE, STEP, LiveRank, RankRun, RunRecord, short_place
 
 from ._links import links_of, slow_link
-from ._parts import BUBBLE, CHECKPOINT, COLLECTOR, COMPUTATION, DATA, Array, Parts
+from ._parts import BUBBLE, CHECKPOINT, COLLECTOR, COMPUTATION, DATA, LATE, Array, Parts
 from ._replay import Replay
 
 LEAST_STEPS = 6
 _LEAST_GAIN = 0.05  # below this share of the time a finding is not worth a sentence
-_MOST_STAGES = 8  # are listed
+_MOST_LISTED = 8  # stages, ranks or hosts
 _SURE = 3.5  # standard errors by which lateness differs from none, or from what was before
 _LATE_SHARE = 0.6  # of the steps in which a straggler does more than the others
 _MIB = 2**20
@@ -34,8 +34,8 @@ class Verdict:
 
     Attributes:
         kind: "straggler", "slow loader", "slow link", "loading data", "communication", "unbalanced stages", "bubbles",
-            "small batches", "busy machine", "memory growth", "checkpoints", "garbage collection", "not a number" or
-            "died".
+            "small batches", "uneven work", "busy machine", "memory growth", "checkpoints", "garbage collection", "not a
+            number" or "died".
         sentence: The finding in one sentence.
         evidence: The figures behind it.
         next_step: What to do.
@@ -75,8 +75,10 @@ def verdicts_of(run: RunRecord, parts: Parts | None, live: Sequence[LiveRank]) -
     if parts is not None and parts.steps >= LEAST_STEPS:
         for finder in (_straggler, _link, _communication, _loading, _stages, _bubbles, _checkpoints, _garbage, _busy):
             timed += finder(parts)
+        if not any(one.ranks for one in timed):
+            timed += _uneven(parts)
         if any(one.kind == "busy machine" for one in timed):  # who has no core is late at everything
-            kinds = ("communication", "small batches", "loading data")
+            kinds = ("communication", "small batches", "loading data", "uneven work")
             timed = [one for one in timed if one.kind not in kinds and not (one.ranks and one.confidence != "high")]
         kinds_found = {one.kind for one in timed if one.kind in _INSTEAD and (one.ranks or one.kind == "slow link")}
         instead = {kind for found_kind in kinds_found for kind in _INSTEAD[found_kind]}
@@ -125,7 +127,7 @@ def _all_died(run: RunRecord, awaited: list[RankRun]) -> list[Verdict]:
     """Tell whom the others waited for when all ended without a word: launchers end the others when one has died."""
     if not awaited or 2 * len(awaited) > run.world:
         return []
-    ranks = ", ".join(f"{one.rank} (host {one.host})" for one in awaited[:_MOST_STAGES])
+    ranks = ", ".join(f"{one.rank} (host {one.host})" for one in awaited[:_MOST_LISTED])
     return [
         Verdict(
             "died",
@@ -150,44 +152,79 @@ def _straggler(parts: Parts) -> list[Verdict]:
             others[stages == stage] = _of_the_others(work[stages == stage])
     excess = work - others
     rank = int(np.argmax(excess.sum(axis=1)))
-    since = _began(excess[rank])
-    late = excess[rank, since:]
+    since = began(excess[rank])
+    late = excess[:, since:]
     typical_s = float(np.median(parts.lengths_s[:, since:]))
     # Compared with what the others differ among each other from step to step, and sign by sign.
-    surely = late.mean() > _SURE * late.std() / np.sqrt(len(late))
-    often = (late > 0.03 * typical_s).mean() >= _LATE_SHARE
-    if not surely and not often and late.sum() < 0.2 * parts.lengths_s[rank, since:].sum():
+    surely = late.mean(axis=1) > _SURE * late.std(axis=1) / np.sqrt(late.shape[1])
+    often = (late > 0.03 * typical_s).mean(axis=1) >= _LATE_SHARE
+    if not surely[rank] and not often[rank] and late[rank].sum() < 0.2 * parts.lengths_s[rank, since:].sum():
         return []
-    # Without it the rank would be like another, now this and now that one: their median is less restless than any rank.
-    alike = np.flatnonzero((stages == stages[rank]) & (np.arange(len(work)) != rank))
-    at = np.arange(since, parts.steps)
-    factor = np.ones(parts.steps)
-    factor[since:] = np.clip(work[alike[at % len(alike)], at] / np.maximum(work[rank, since:], 1e-9), 0.0, 4.0)
     replay = Replay(parts)
-    before_s, after_s = replay.run().seconds, replay.run({rank: factor}).seconds
+    before_s = replay.run().seconds
     share = float(parts.lengths_s[:, since:].sum() / parts.lengths_s.sum())
-    gain = (1.0 - after_s / before_s) / max(share, 1e-9)
+
+    def without(ranks: list[int]) -> tuple[float, float]:
+        """Return the seconds of the steps in which these ranks are as the others, and the gain since they are late."""
+        # They would be like another, now this and now that one: their median is less restless than any rank.
+        at = np.arange(since, parts.steps)
+        factors = {}
+        for one in ranks:
+            alike = np.setdiff1d(np.flatnonzero(stages == stages[one]), ranks)
+            factors[one] = np.ones(parts.steps)
+            usual = work[alike[at % len(alike)], at]
+            factors[one][since:] = np.clip(usual / np.maximum(work[one, since:], 1e-9), 0.0, 4.0)
+        after_s = replay.run(factors).seconds
+        return after_s, (1.0 - after_s / before_s) / max(share, 1e-9)
+
+    ranks = [rank]
+    after_s, gain = without(ranks)
+    # Where others are about as late, all of a host's for example, one alone tells little: they are looked at together.
+    more = np.flatnonzero((surely | often) & (stages == stages[rank]) & (late.mean(axis=1) > 0.5 * late[rank].mean()))
+    if 1 < len(more) < (stages == stages[rank]).sum() and (found := without(more.tolist()))[1] > gain + _LEAST_GAIN:
+        ranks, (after_s, gain) = more.tolist(), found
     if gain < _LEAST_GAIN:
         return []
-    cause, cause_s = _cause(parts, rank, since, stages == stages[rank])
-    one = parts.run.ranks[rank]
-    extra_s = float(late.mean())
-    begun = f" since step {parts.first + since}" if since else ""
-    word, step, kind = _explained(parts, rank, cause, since, extra_s)
-    return [
-        Verdict(
-            kind,
-            f"rank {one.rank} of {parts.run.world} (host {one.host}) is late{begun}: {word}, "
-            f"{extra_s * 1e3:.3g} ms more in each step than the others; without it steps would be {gain:.0%} shorter",
-            f"late in {(late > 0).mean():.0%} of {len(late)} steps; {cause_s / extra_s:.0%} of it is {cause}; "
-            f"the same steps replayed take {before_s:.3g} s with and {after_s:.3g} s without",
-            step,
-            "high" if gain > 2 * _LEAST_GAIN and (surely or (late > 0).mean() > 0.8) else "medium",
-            (one.rank,),
-            gain * share,
-            parts.first + since if since else None,
+    usual = (stages == stages[rank]) & ~np.isin(np.arange(len(work)), ranks)
+    excess = work[:, since:] - np.median(work[usual, since:], axis=0)
+    causes = {one: _causes(parts, one, since, usual) for one in ranks}
+    told = []
+    for cause in dict.fromkeys(next(iter(each)) for each in causes.values()):
+        its = [one for one in ranks if next(iter(causes[one])) == cause]
+        worst = max(its, key=lambda one: float(excess[one].mean()))
+        extra_s, often = float(excess[worst].mean()), float((excess[worst] > 0).mean())
+        word, step, kind = _explained(parts, worst, its, ranks, cause, since, extra_s)
+        without_it = "it" if its == ranks else f"what ranks {_listed(parts, ranks)} do more"
+        most = [f"{s / extra_s:.0%} {name}" for name, s in causes[worst].items() if name == cause or s > 0.2 * extra_s]
+        told.append(
+            Verdict(
+                kind,
+                f"{_named(parts, its)} late{f' since step {parts.first + since}' if since else ''}: {word}, "
+                f"{extra_s * 1e3:.3g} ms more in each step than the others; without {without_it} steps would be "
+                f"{gain:.0%} shorter",
+                f"late in {often:.0%} of {excess.shape[1]} steps; it is {', '.join(most)}; "
+                f"the same steps replayed take {before_s:.3g} s with and {after_s:.3g} s without",
+                step,
+                "high" if gain > 2 * _LEAST_GAIN and (surely[worst] or often > 0.8) else "medium",
+                tuple(parts.run.ranks[one].rank for one in its),
+                gain * share,
+                parts.first + since if since else None,
+            )
         )
-    ]
+    return told
+
+
+def _listed(parts: Parts, ranks: Sequence[int]) -> str:
+    return ", ".join(str(parts.run.ranks[one].rank) for one in ranks[:_MOST_LISTED]) + ", ..." * (
+        len(ranks) > _MOST_LISTED
+    )
+
+
+def _named(parts: Parts, ranks: Sequence[int]) -> str:
+    hosts = list(dict.fromkeys(parts.run.ranks[one].host for one in ranks))
+    where = f"host{'s'[: len(hosts) - 1]} {', '.join(hosts[:_MOST_LISTED])}"
+    many = len(ranks) > 1
+    return f"rank{'s' * many} {_listed(parts, ranks)} of {parts.run.world} ({where}) {'are' if many else 'is'}"
 
 
 def _of_the_others(values: Array) -> Array:
@@ -198,12 +235,12 @@ def _of_the_others(values: Array) -> Array:
     return np.asarray((middle[0] + middle[1]) / 2)
 
 
-def _began(excess: Array) -> int:
+def began(excess: Array) -> int:
     """Return from which step on a series is larger, if it clearly was not before; else 0."""
     if len(excess) < 2 * LEAST_STEPS:
         return 0
     turn = int(np.argmin(np.cumsum(excess - excess.mean()))) + 1
-    if turn < LEAST_STEPS // 2 or len(excess) - turn < LEAST_STEPS // 2:
+    if turn < LEAST_STEPS // 2 or len(excess) - turn < LEAST_STEPS:
         return 0
     before, after = excess[:turn], excess[turn:]
     # A delay that comes and goes has no beginning, and chance has one, too: the turn is where it looks most like one.
@@ -213,49 +250,63 @@ def _began(excess: Array) -> int:
     return turn if begun and np.median(before) < 0.3 * np.median(after) else 0
 
 
-def _cause(parts: Parts, rank: int, since: int, alike: Array) -> tuple[str, float]:
-    """Return the part of which a rank has most more than the others that do the same, and its seconds in a step."""
-    waits = parts.seconds.shape[1]
+def _causes(parts: Parts, rank: int, since: int, usual: Array) -> dict[str, float]:
+    """Return of each part how many seconds of a step a rank has more than those that are not late, the most first."""
     found: dict[str, float] = {}
-    for number in range(waits):
-        name = parts.names[number]
-        if name.startswith(("waiting", "communication")):
-            continue
-        mine = parts.seconds[:, number, since:].mean(axis=1)
-        found[name] = float(mine[rank] - np.median(mine[alike & (np.arange(len(mine)) != rank)]))
-    cause = max(found, key=found.__getitem__)
-    return cause, found[cause]
+    for number, name in enumerate(parts.names):
+        if not name.startswith(("waiting", "communication")):
+            mine = parts.seconds[:, number, since:].mean(axis=1)
+            found[name] = float(mine[rank] - np.median(mine[usual]))
+    return dict(sorted(found.items(), key=lambda row: -row[1]))
 
 
-def _explained(parts: Parts, rank: int, cause: str, since: int, extra_s: float) -> tuple[str, str, str]:
-    """Return what a straggler's cause is called, what to do, and the kind of the verdict."""
+def _explained(
+    parts: Parts, rank: int, its: Sequence[int], late: Sequence[int], cause: str, since: int, extra_s: float
+) -> tuple[str, str, str]:
+    """Return what the cause of some late ranks is called, what to do, and the kind of the verdict.
+
+    Args:
+        parts: Of the steps.
+        rank: The latest of those that have the cause.
+        its: All that have it.
+        late: All late ranks.
+        cause: Name of the part.
+        since: The step from which on they are late.
+        extra_s: What the rank does more in a step.
+    """
     one = parts.run.ranks[rank]
+    it, whose = ("each", "each one's") if len(its) > 1 else ("it", "its")
     if cause == COLLECTOR:
         return (
-            "Python's garbage collector runs in it", "call gc.freeze() before training, and gc.collect() between steps",
+            f"Python's garbage collector runs in {it}",
+            "call gc.freeze() before training, and gc.collect() between steps",
             "garbage collection",
         )  # fmt: skip
     if cause == CHECKPOINT:
-        return "it writes checkpoints", "write them less often, or in the background", "checkpoints"
+        return f"{it} writes checkpoints", "write them less often, or in the background", "checkpoints"
     ready, ran = parts.ready_shares(), parts.ran_shares()
-    usual, usual_ran = np.median(np.delete(ready, rank)), np.median(np.delete(ran, rank))
+    usual, usual_ran = np.median(np.delete(ready, late)), np.median(np.delete(ran, late))
     least = 0.5 * extra_s / parts.step_s
     # On a busy machine all lack cores, also while they wait: then it counts that the rank does not use more of one, and
     # is hardly ever blocked.
     blocked = 1.0 - ready[rank] - ran[rank]
     if ready[rank] > 0.1 and (ready[rank] - usual > least or (blocked < least and ran[rank] < 1.2 * usual_ran)):
         return (
-            f"other processes take its core {ready[rank]:.0%} of the time",
+            f"other processes take {whose} core {ready[rank]:.0%} of the time",
             "look who else runs there (`top`), and give every rank cores of its own",
             "straggler",
         )
     if cause == DATA:
-        return "its data comes late", "more worker processes for the loader, or look at that host's disk", "slow loader"
+        return (
+            f"{whose} data comes late",
+            "more worker processes for the loader, or look at that host's disk",
+            "slow loader",
+        )
     if cause != COMPUTATION:
-        return f"it spends longer in {cause!r}", f"look what {cause!r} does on that rank", "straggler"
+        return f"{it} spends longer in {cause!r}", f"look what {cause!r} does on that rank", "straggler"
     place = _usual_place(one, parts.bounds_s[rank][since])
     where = f", mostly in {place}" if place else ""
-    return f"it computes longer{where}", f"compare {one.host}'s clock rate and load with the others'", "straggler"
+    return f"{it} computes longer{where}", f"compare {one.host}'s clock rate and load with the others'", "straggler"
 
 
 def _usual_place(one: RankRun, after_s: float) -> str:
@@ -317,7 +368,7 @@ def _link(parts: Parts) -> list[Verdict]:
             f"as the kernel counts the ranks' TCP connections{again}; communication that nothing hides takes "
             f"{_share(parts, parts.communication):.0%} of the steps",
             f"look at the cable, the port and the rate of the NIC (`ethtool`) of {' and '.join(found.hosts)}",
-            "high" if slower < 0.5 else "medium", ranks if len(found.hosts) == 1 else (), gain,
+            "high" if slower < 0.5 else "medium", () if " from host " in found.place else ranks, gain,
         )
     ]  # fmt: skip
 
@@ -333,14 +384,14 @@ def _stages(parts: Parts) -> list[Verdict]:
     gain = float(mean_s.max() - mean_s.mean()) / float(np.median(parts.lengths_s))
     if len(mean_s) < 2 or gain < 2 * _LEAST_GAIN or _share(parts, parts.of(BUBBLE)) < 0.1:
         return []
-    each = ", ".join(f"{seconds * 1e3:.3g}" for seconds in mean_s[:_MOST_STAGES])
+    each = ", ".join(f"{seconds * 1e3:.3g}" for seconds in mean_s[:_MOST_LISTED])
     return [
         Verdict(
             "unbalanced stages",
             f"stage {slowest} of the pipeline computes {mean_s[place] * 1e3:.3g} ms a step and the others "
             f"{np.delete(mean_s, place).mean() * 1e3:.3g} ms in the mean; cut evenly, steps would be {gain:.0%} "
             "shorter",
-            f"ms a step of the stages: {each}{', ...' if len(mean_s) > _MOST_STAGES else ''}; "
+            f"ms a step of the stages: {each}{', ...' if len(mean_s) > _MOST_LISTED else ''}; "
             f"they wait {_share(parts, parts.of(BUBBLE)):.0%} of their time for messages",
             "leave out `split` so that the stages are cut by their measured times, or move layers to the others; if "
             f"all stages have equal layers, compare the host of stage {slowest} with the others'",
@@ -380,12 +431,32 @@ _garbage = _part(
 )  # fmt: skip
 
 
+def _uneven(parts: Parts) -> list[Verdict]:
+    late, work = parts.of(LATE), parts.work
+    if (share := _share(parts, late)) < 0.2:
+        return []
+    last = float(np.bincount(work.argmax(axis=0)).max() / parts.steps)
+    return [
+        Verdict(
+            "uneven work",
+            f"ranks wait {share:.0%} of their time for one another, and now this one and now that one is late: what "
+            "they do in a step takes unequally long",
+            f"the longest of a step's ranks takes {work.max(axis=0).mean() * 1e3:.3g} ms, the mean one "
+            f"{work.mean() * 1e3:.3g} ms; no rank is the longest in more than {last:.0%} of {parts.steps} steps",
+            "batches that cost the same on all ranks (samples of like lengths), or look what stops ranks now and then",
+            "high" if share > 0.3 else "medium", (), share,
+        )
+    ]  # fmt: skip
+
+
 def _busy(parts: Parts) -> list[Verdict]:
     ready = parts.ready_shares()
     share = float(np.median(ready))
     if share < 0.15:
         return []
-    cores = {(one.host, core) for one in parts.run.ranks for core in one.about.get("cores", [])}
+    cores = {
+        (one.about.get("boot") or one.host, core) for one in parts.run.ranks for core in one.about.get("cores", [])
+    }
     return [
         Verdict(
             "busy machine",
@@ -426,12 +497,11 @@ def _memory(run: RunRecord) -> list[Verdict]:
     found = []
     for one in run.ranks:
         rows, edges = one.of(SAMPLE), one.steps
-        if len(one.of(STEP)) and len(edges) <= _FEW_STEPS:
+        if len(edges) <= _FEW_STEPS:
             continue  # what grows is what a program sets up
-        at = rows["posted_s"]
-        if len(edges):  # what is freed after training was there all the same
-            rows = rows[(at > edges[0]) & (at < edges[-1])]
-            at = np.searchsorted(edges, rows["posted_s"]).astype(float)
+        # What is freed after training was there all the same.
+        rows = rows[(rows["posted_s"] > edges[0]) & (rows["posted_s"] < edges[-1])]
+        at = np.searchsorted(edges, rows["posted_s"]).astype(float)
         late = slice(len(rows) // 3, None)
         used, at = rows["nbytes"][late].astype(float), at[late]
         half = len(used) // 2
@@ -451,15 +521,14 @@ def _memory(run: RunRecord) -> list[Verdict]:
     if len(leaking) == run.world > 1:
         whose, leaking = "every rank", []
     elif len(leaking) > 1:
-        whose = f"ranks {', '.join(map(str, leaking[:_MOST_STAGES]))} of {run.world}"
+        whose = f"ranks {', '.join(map(str, leaking[:_MOST_LISTED]))} of {run.world}"
     else:
         whose = f"rank {one.rank} of {run.world} (host {one.host})"
-    steps = 2 * len(one.of(STEP)) // 3
-    each = f"{grown / steps / _MIB:.2g} MiB a step, " if steps else ""
+    each = f"{grown / (2 * len(one.of(STEP)) // 3) / _MIB:.2g} MiB a step"
     return [
         Verdict(
             "memory growth",
-            f"the memory of {whose} grows all the time: {each}{grown / _MIB:.0f} MiB in the last two thirds of the run",
+            f"the memory of {whose} grows all the time: {each}, {grown / _MIB:.0f} MiB in the last two thirds",
             f"{last / _MIB:.0f} MiB at the end{f' of rank {one.rank}' if len(leaking) != 1 else ''}; it grows with the "
             "steps in a straight line, to the end",
             "look for what is kept from step to step: losses with their graphs (use loss.item()), lists of outputs",

@@ -33,7 +33,7 @@ class ScalingFit:
         local: Workers on each host.
         sample_s: c.
         jitter: s.
-        inside_s: i.
+        inside_s: i; 0 where a host has one worker.
         between_s: w; not a number where no point has workers on several hosts, so that nothing tells it.
         fitted_workers: The most workers of the points of its column; 0 for none.
         off: By how much its points are off the curve, the root of the mean square of the logarithm.
@@ -94,7 +94,7 @@ class ScalingFit:
         return [
             ("computation, ms per sample", f"{self.sample_s * 1e3:.2f}"),
             ("jitter, of the computation", f"{self.jitter:.1%}"),
-            ("inside hosts, ms per sample", f"{self.inside_s * 1e3:.2f}"),
+            ("inside hosts, ms per sample", f"{self.inside_s * 1e3:.2f}" if self.local > 1 else "one worker a host"),
             (
                 "between hosts, ms per sample",
                 "not measured" if math.isnan(self.between_s) else f"{self.between_s * 1e3:.2f}",
@@ -137,7 +137,8 @@ def fit_scaling(
         jitter, inside, between = values[1 + 3 * number : 4 + 3 * number]
         reached = most[names[number]]
         between_s = between * guess if reached > local else math.nan
-        return ScalingFit(local, values[0] * guess, jitter, inside * guess, between_s, reached)
+        inside_s = inside * guess if local > 1 else 0.0
+        return ScalingFit(local, values[0] * guess, jitter, inside_s, between_s, reached)
 
     def residuals(values: list[float]) -> list[float]:
         found = []

@@ -35,7 +35,8 @@ class Search:
             winner.
         too_large: The fastest plans that would be among them and do not fit, the fastest first.
         considered: How many plans were thought of.
-        timed: How many of them were timed in full; the others could not be among the best.
+        timed: How many step times were predicted in full, with the sizes of buckets that were tried for the best; what
+            was not timed could not be among these.
         memory_limit: Of a worker; 0 for none.
         choice: The winner's place among the ranked: the fastest, or a simpler one that is predicted to be as fast.
     """
