@@ -140,11 +140,14 @@ def kernels_of(
         launches = 2
     elif packet in _LOOKUPS_BACK and args[1].numel() > _FEW:
         launches, inner = 1 + _SORTING, _SORTING
-    elif packet not in _CONTIGUOUS and packet not in LOOKUPS and _crosses([one for one, _ in (*read, *made)]):
-        kind = "strided"
+    elif packet is _aten.roll or (
+        packet not in _CONTIGUOUS and packet not in LOOKUPS and _crosses([one for one, _ in (*read, *made)])
+    ):
+        kind, moved = "strided", moved * _one_by_one(read or made)
     if packet in _CONTIGUOUS:
-        copied = sum(bytes_of(one) for one, _ in given if one.dim() > 1 and not one.is_contiguous())
-        if copied:
+        across = [(one, key) for one, key in given if one.dim() > 1 and not one.is_contiguous()]
+        if across:
+            copied = sum(bytes_of(one) for one, _ in across) * _one_by_one(across)
             found.append(Kernel("strided", "strided", moved=2 * copied))
     return [*found, Kernel(kind or "others", kind, moved=moved + again, fixed=fixed, calls=launches, inner_calls=inner)]
 
@@ -249,6 +252,11 @@ def _bias(packet: Any, args: Any, made: Sequence[tuple[Tensor, int]]) -> list[Ke
         moved = 2 * sum(bytes_of(one) for one, _ in made) if args[2] is not None else 0
     kind = "strided" if args[0].element_size() < 4 and args[0].is_contiguous() else ""
     return [Kernel(kind or "others", kind, moved=moved, inner_calls=1)] if moved else []
+
+
+def _one_by_one(tensors: Sequence[tuple[Tensor, int]]) -> int:
+    """Return how many times their bytes count where kernels go number by number: those of 16 bits take as long as 32."""
+    return 2 if max(one.element_size() for one, _ in tensors) == 2 else 1
 
 
 def _crosses(tensors: Sequence[Tensor]) -> bool:
