@@ -256,6 +256,28 @@ def test_a_missing_ssh_is_named(hocket: Any, script: Any, tmp_path: Path) -> Non
     assert process.returncode == 1
 
 
+@pytest.mark.parametrize("ssh", ["", " ", "ssh 'x"])
+def test_what_is_no_command_to_reach_hosts_is_refused(ssh: str, hocket: Any, script: Any, tmp_path: Path) -> None:
+    process = hocket("run", "--hosts", "a", "--ssh", ssh, "--no-run-dir", script(""), cwd=tmp_path)
+    assert "is no command; write 'ssh -p 2222'" in process.communicate(timeout=deadline(60))[1]
+    assert process.returncode == 1
+
+
+def test_nothing_secret_is_told_before_a_host_has_said_that_it_is_there(
+    hocket: Any, script: Any, tmp_path: Path
+) -> None:
+    ssh = tmp_path / "ssh"  # whose login shell asks something
+    ssh.write_text(
+        f"#!/bin/sh\necho 'Your name?'; read name; read town; echo \"$name$town\" > {tmp_path}/heard; exit 3\n"
+    )
+    ssh.chmod(0o700)
+    process = hocket("run", "--hosts", "a", "--ssh", str(ssh), "--no-run-dir", script(""), cwd=tmp_path)
+    _, err = process.communicate(timeout=deadline(60))
+    assert (tmp_path / "heard").read_text() == "\n"
+    assert "on a Hocket did not start (exit status 3)" in err
+    assert f"Try `{ssh} a {sys.executable} -c 'import hocket'`" in err
+
+
 def stand_in_for_ssh(directory: Path, address: str) -> Path:
     """A program that reaches this host under every name, at an address."""
     ssh = directory / "ssh"
@@ -442,6 +464,7 @@ def test_hosts_that_cannot_work_together_are_named_before_anything_starts(site: 
         capture_output=True, text=True, timeout=deadline(90), check=False,
     )  # fmt: skip
     assert ran.returncode == 1
-    assert "hocket run: 192.0.2.1 is not reached by ssh; try `ssh 192.0.2.1 true`" in ran.stderr
+    reach = f"ssh -F {site.directory}/config 192.0.2.1"
+    assert f"hocket run: 192.0.2.1 is not reached by ssh; try `{reach} true`" in ran.stderr
     assert "Traceback" not in ran.stderr
     assert site.left(tmp_path) == []

@@ -61,12 +61,14 @@ class _Lifeline:
         return line.decode()
 
     def order(self) -> dict[str, Any]:
-        """Return the next order, which is no sign of life; ends the process if there is none."""
+        """Return the next order, which is no sign of life; ends the process if there is none, or it is to end."""
         while (line := self.line()) == "":
             pass
         if line is None:
             raise SystemExit("the launcher has gone")
         found: dict[str, Any] = json.loads(line)
+        if "signal" in found:  # another host was not reached, or the user gave up
+            raise SystemExit(128 + int(found["signal"]))
         return found
 
     def follow(self) -> None:
@@ -89,6 +91,7 @@ def main() -> None:
     """Be one host of a job."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there are ranks to pass it on to
     lifeline = _Lifeline()
+    _say({})
     order = lifeline.order()
     os.environ.update(order["environment"])
     facts, secret = _facts(order), order["secret"]
@@ -107,8 +110,6 @@ def main() -> None:
             _say(probe(address, port, secret))
         elif "clock" in order:
             _say({"clock_s": time.time()})
-        elif "signal" in order:  # another host was not reached, or the user gave up
-            raise SystemExit(128 + int(order["signal"]))
         else:
             _say(_reach(order["master_addr"], order["master_port"]))
     prober.close()
