@@ -21,7 +21,7 @@ from hocket.cluster import load
 from hocket.fabric import Fabric, FabricError
 from hocket.launch import ArgumentError, LaunchResult, parse_arguments
 from hocket.launch._hosts import MARK, read_hosts
-from hocket.launch._node import _status
+from hocket.launch._node import _address, _status
 from hocket.launch._ssh import _Host
 from hocket.testing import deadline
 
@@ -90,6 +90,21 @@ def test_what_a_host_says_is_found_behind_a_greeting_without_a_line_end() -> Non
     assert host.hear(noise.append) == {"a": 1}
     assert noise == [b"news", b"", b"Welcome, user"]
     host.process.communicate(timeout=deadline(20))
+
+
+@pytest.mark.parametrize(
+    ("reached_at", "beyond", "told"),
+    [
+        ("127.0.1.1", "127.0.0.9", "127.0.0.1"),
+        ("127.0.1.1", None, "127.0.1.1"),
+        ("192.0.2.1", "127.0.0.9", "192.0.2.1"),
+    ],
+)
+def test_a_host_whose_name_is_loopback_tells_the_address_by_which_it_reaches_others(
+    reached_at: str, beyond: str | None, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", f"127.0.0.1 1 {reached_at} 22")
+    assert _address(beyond) == told
 
 
 def test_a_rank_s_status_does_not_pass_for_a_lost_connection_or_a_saved_job() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import ipaddress
 import json
 import os
 import secrets
@@ -253,8 +254,9 @@ def _prepare(
         "script": arguments.target if arguments.kind == "script" else None,
         "shared": None if directory is None else os.path.join(directory.path, "run.json"),
     }
-    for host in hosts:
-        host.hear(noise)  # that it is there: what is told before may go to a program of a login shell
+    # What is told before they say that they are there may go to a program of a login shell.
+    addresses = [host.hear(noise)["address"] for host in hosts]
+    order["beyond"] = next((one for one in addresses if not ipaddress.ip_address(one).is_loopback), None)
     for index, host in enumerate(hosts):
         host.tell({**order, "index": index})
     for host in hosts:
