@@ -108,3 +108,12 @@ def test_a_file_of_another_schedule_than_was_asked_for_is_refused(tmp_path, word
     result = run(*asked, *words)
     assert result.exit_code == 2
     assert "is all_reduce world=4" in result.output
+
+
+@pytest.mark.parametrize(
+    "words", ["one_shot", "direct", "pairwise --collective all_to_all", "bruck --collective all_to_all"]
+)
+def test_a_schedule_that_memory_does_not_hold_is_refused_before_it_is_made(words):
+    result = run("show", *words.split(), "-n", "30000")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "transfers is more than memory holds; ask for less, such as fewer ranks" in result.stderr
