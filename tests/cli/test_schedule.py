@@ -117,3 +117,9 @@ def test_a_schedule_that_memory_does_not_hold_is_refused_before_it_is_made(words
     result = run("show", *words.split(), "-n", "30000")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "transfers is more than memory holds; ask for less, such as fewer ranks" in result.stderr
+
+
+def test_a_schedule_that_is_too_large_to_verify_is_refused_at_once():
+    result = run("verify", "ring", "-n", "1000000")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "1,999,998,000,000 transfers are too many to verify at once; ask for less" in result.stderr
