@@ -123,3 +123,10 @@ def test_a_schedule_that_is_too_large_to_verify_is_refused_at_once():
     result = run("verify", "ring", "-n", "1000000")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "1,999,998,000,000 transfers are too many to verify at once; ask for less" in result.stderr
+
+
+@pytest.mark.parametrize("parameter", ["pieces=99999999999999999999", f"pieces={'9' * 5000}", "pieces=1000001"])
+def test_a_parameter_that_no_schedule_holds_is_refused(parameter):
+    result = run("show", "double_tree", parameter, "-n", "8")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "is too large; give 1,000,000 at most" in result.stderr
