@@ -42,6 +42,11 @@ def hocket(capsys: pytest.CaptureFixture[str]) -> Command:
     return run
 
 
+@pytest.mark.parametrize("words", [(), ("schedule",), ("simulate",), ("cluster",), ("fabric",), ("checkpoint",)])
+def test_help_shows_summaries_whole(words: tuple[str, ...], hocket: Command) -> None:
+    assert "..." not in hocket(*words, "--help").stdout.replace("[ARGS]...", "")
+
+
 def test_help_lists_the_verbs_that_are_there_and_loads_neither_them_nor_torch() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "hocket", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=deadline(90), check=False)

@@ -108,3 +108,25 @@ def test_a_file_of_another_schedule_than_was_asked_for_is_refused(tmp_path, word
     result = run(*asked, *words)
     assert result.exit_code == 2
     assert "is all_reduce world=4" in result.output
+
+
+@pytest.mark.parametrize(
+    "words", ["one_shot", "direct", "pairwise --collective all_to_all", "bruck --collective all_to_all"]
+)
+def test_a_schedule_that_memory_does_not_hold_is_refused_before_it_is_made(words):
+    result = run("show", *words.split(), "-n", "30000")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "transfers is more than memory holds; ask for less, such as fewer ranks" in result.stderr
+
+
+def test_a_schedule_that_is_too_large_to_verify_is_refused_at_once():
+    result = run("verify", "ring", "-n", "1000000")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "1,999,998,000,000 transfers are too many to verify at once; ask for less" in result.stderr
+
+
+@pytest.mark.parametrize("parameter", ["pieces=99999999999999999999", f"pieces={'9' * 5000}", "pieces=1000001"])
+def test_a_parameter_that_no_schedule_holds_is_refused(parameter):
+    result = run("show", "double_tree", parameter, "-n", "8")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "is too large; give 1,000,000 at most" in result.stderr

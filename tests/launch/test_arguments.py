@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hocket.launch._arguments import ArgumentError, parse_arguments
+from hocket.launch._elastic import launch_config
 from hocket.planner import Plan
 
 
@@ -73,6 +74,23 @@ def test_mistakes_are_named(line: str, message: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         parse_arguments(line.split())
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--master-port=99999", "must be an integer between 0 and 65536"),
+        ("--master-port=0", "name the port at which the hosts meet"),
+        ("--rdzv-backend=c10d --rdzv-endpoint=localhost:99999", "must be an integer between 0 and 65536"),
+        ("--node-rank=2", "--node-rank 2: the numbers of 2 hosts are 0 to 1"),
+        ("--monitor-interval=0", "--monitor-interval 0.0: give a number of seconds above 0"),
+        ("--log-dir=/proc/none", "No such file or directory"),
+    ],
+)
+def test_what_torch_would_end_on_is_named(line: str, message: str, tmp_path: Path) -> None:
+    arguments = parse_arguments(["--nnodes=2", *line.split(), __file__])
+    with pytest.raises(ArgumentError, match=message):
+        launch_config(arguments, str(tmp_path))
 
 
 def test_variables_may_be_named_without_a_value(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,12 @@
 import os
 import shlex
 import shutil
+import socket
 import stat
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 
 from hocket.cluster import load
 from hocket.fabric import Fabric, FabricError
-from hocket.launch import _doctor, _facts
+from hocket.launch import _doctor, _facts, _probe
 from hocket.launch._preflight import judge, rounds
 from hocket.testing import deadline
 
@@ -178,3 +181,21 @@ def test_a_control_group_s_limits_count_wherever_they_stand(
     (tmp_path / "own").write_text("")
     assert _facts.memory()[0] != gib
     assert _facts.quota_cores() is None
+
+
+def test_a_link_that_loses_long_messages_is_told_from_a_host_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_probe, "_MOST_S", 0.5)
+    for answers, problem in ((15, "short messages arrive and long ones do not"), (0, "it does not answer")):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+
+            def answer(listener: socket.socket = listener, count: int = answers) -> None:
+                with listener.accept()[0] as connection:
+                    connection.recv(32, socket.MSG_WAITALL)
+                    for _ in range(count):
+                        connection.sendall(connection.recv(8, socket.MSG_WAITALL))
+                    time.sleep(2)  # and takes no more
+
+            threading.Thread(target=answer, daemon=True).start()
+            assert _probe.probe(*listener.getsockname(), "secret")["problem"].startswith(problem)

@@ -21,7 +21,7 @@ from hocket.cluster import load
 from hocket.fabric import Fabric, FabricError
 from hocket.launch import ArgumentError, LaunchResult, parse_arguments
 from hocket.launch._hosts import MARK, read_hosts
-from hocket.launch._node import _status
+from hocket.launch._node import _address, _status
 from hocket.launch._ssh import _Host
 from hocket.testing import deadline
 
@@ -90,6 +90,21 @@ def test_what_a_host_says_is_found_behind_a_greeting_without_a_line_end() -> Non
     assert host.hear(noise.append) == {"a": 1}
     assert noise == [b"news", b"", b"Welcome, user"]
     host.process.communicate(timeout=deadline(20))
+
+
+@pytest.mark.parametrize(
+    ("reached_at", "beyond", "told"),
+    [
+        ("127.0.1.1", "127.0.0.9", "127.0.0.1"),
+        ("127.0.1.1", None, "127.0.1.1"),
+        ("192.0.2.1", "127.0.0.9", "192.0.2.1"),
+    ],
+)
+def test_a_host_whose_name_is_loopback_tells_the_address_by_which_it_reaches_others(
+    reached_at: str, beyond: str | None, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", f"127.0.0.1 1 {reached_at} 22")
+    assert _address(beyond) == told
 
 
 def test_a_rank_s_status_does_not_pass_for_a_lost_connection_or_a_saved_job() -> None:
@@ -254,6 +269,28 @@ def test_a_missing_ssh_is_named(hocket: Any, script: Any, tmp_path: Path) -> Non
         "hocket run: '/no/ssh' cannot be started: No such file"
     )
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize("ssh", ["", " ", "ssh 'x"])
+def test_what_is_no_command_to_reach_hosts_is_refused(ssh: str, hocket: Any, script: Any, tmp_path: Path) -> None:
+    process = hocket("run", "--hosts", "a", "--ssh", ssh, "--no-run-dir", script(""), cwd=tmp_path)
+    assert "is no command; write 'ssh -p 2222'" in process.communicate(timeout=deadline(60))[1]
+    assert process.returncode == 1
+
+
+def test_nothing_secret_is_told_before_a_host_has_said_that_it_is_there(
+    hocket: Any, script: Any, tmp_path: Path
+) -> None:
+    ssh = tmp_path / "ssh"  # whose login shell asks something
+    ssh.write_text(
+        f"#!/bin/sh\necho 'Your name?'; read name; read town; echo \"$name$town\" > {tmp_path}/heard; exit 3\n"
+    )
+    ssh.chmod(0o700)
+    process = hocket("run", "--hosts", "a", "--ssh", str(ssh), "--no-run-dir", script(""), cwd=tmp_path)
+    _, err = process.communicate(timeout=deadline(60))
+    assert (tmp_path / "heard").read_text() == "\n"
+    assert "on a Hocket did not start (exit status 3)" in err
+    assert f"Try `{ssh} a {sys.executable} -c 'import hocket'`" in err
 
 
 def stand_in_for_ssh(directory: Path, address: str) -> Path:
@@ -442,6 +479,7 @@ def test_hosts_that_cannot_work_together_are_named_before_anything_starts(site: 
         capture_output=True, text=True, timeout=deadline(90), check=False,
     )  # fmt: skip
     assert ran.returncode == 1
-    assert "hocket run: 192.0.2.1 is not reached by ssh; try `ssh 192.0.2.1 true`" in ran.stderr
+    reach = f"ssh -F {site.directory}/config 192.0.2.1"
+    assert f"hocket run: 192.0.2.1 is not reached by ssh; try `{reach} true`" in ran.stderr
     assert "Traceback" not in ran.stderr
     assert site.left(tmp_path) == []

@@ -1,8 +1,11 @@
 """What people see: the grid, the picture, and where a finding points."""
 
+import time
 import xml.etree.ElementTree as ElementTree
 
+from hocket.algorithms import get
 from hocket.schedule import Collective, Schedule, Step, describe, grid, svg, verify
+from hocket.testing import deadline
 
 from .brute_force import ring
 
@@ -55,3 +58,11 @@ def test_the_picture_has_an_arrow_for_every_transfer():
     arrows = [e for e in root.iter() if e.get("marker-end")]
     assert len(arrows) == 24
     assert sum(1 for arrow in arrows if arrow.get("stroke-dasharray")) == 12
+
+
+def test_a_step_of_a_million_transfers_is_drawn_in_seconds() -> None:
+    schedule = get("one_shot")(Collective("all_reduce", 1000))
+    begin_s = time.monotonic()
+    assert "rank 63  0+>64 0+>65 0+>66 and 996 more" in grid(schedule)
+    svg(schedule)
+    assert time.monotonic() - begin_s < deadline(5)

@@ -7,7 +7,7 @@ import numpy as np
 from hocket.schedule import Collective, Schedule, Step
 
 from ._algorithm import ClosedForm, algorithm
-from ._steps import rounds
+from ._steps import check_count, rounds
 
 
 def _pairwise_form(collective: Collective) -> ClosedForm:
@@ -24,6 +24,7 @@ def _pairwise_form(collective: Collective) -> ClosedForm:
 def pairwise(collective: Collective) -> Schedule:
     """Build world - 1 steps; in step k rank r sends one block to rank r + k and receives one from rank r - k."""
     p = collective.world
+    check_count(p * (p - 1))
     rank = np.arange(p)
     steps = [Step.of(rank, (rank + k) % p, rank * p + (rank + k) % p, reduce=False) for k in range(1, p)]
     return Schedule("pairwise", collective, p * p, tuple(steps))
@@ -47,6 +48,7 @@ def bruck(collective: Collective) -> Schedule:
     Fewer latencies than pairwise, for about log2(world) / 2 times the bytes.
     """
     p = collective.world
+    check_count(p * p * rounds(p) // 2)
     home, distance = np.meshgrid(np.arange(p), np.arange(p), indexing="ij")
     steps = []
     for k in range(rounds(p)):

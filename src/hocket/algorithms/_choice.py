@@ -103,6 +103,9 @@ def spell(name: str, parameters: Mapping[str, Parameter]) -> str:
     return " ".join([name, *(f"{key}={value}" for key, value in parameters.items())])
 
 
+_MOST, _DIGITS = 1_000_000, 99  # of a parameter: rings, or pieces; Python reads only so many digits
+
+
 def parse_spelled(text: str) -> tuple[str, dict[str, Parameter]]:
     """Read `double_tree pieces=16`."""
     name, *words = text.split() or [""]
@@ -111,6 +114,8 @@ def parse_spelled(text: str) -> tuple[str, dict[str, Parameter]]:
         key, equals, value = word.partition("=")
         if not equals or not value:
             raise ScheduleError(f"algorithm {text!r}: {word!r} is no parameter; write it as name=value")
+        if value.isdecimal() and (len(value) > _DIGITS or int(value) > _MOST):
+            raise ScheduleError(f"algorithm {name!r}: {word[:40]!r} is too large; give {_MOST:,} at most")
         truth = {"true": True, "false": False}.get(value.lower())
         parameters[key] = int(value) if value.isdecimal() else value if truth is None else truth
     return get(name).name, parameters

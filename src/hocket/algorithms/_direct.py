@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from hocket.schedule import KINDS, Collective, Schedule, Step
 
 from ._algorithm import ClosedForm, algorithm
-from ._steps import mirrored
+from ._steps import check_count, mirrored
 
 _SOURCE = "NVIDIA, Scaling deep learning training, Hot Chips 2020 tutorial: one-shot and two-phase all-reduce"
 
@@ -72,5 +72,6 @@ def direct(collective: Collective) -> Schedule:
 
 def _pairs(p: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return all ordered pairs of different ranks; at offset k rank r comes with r + k: no receiver is hit first."""
+    check_count(p * (p - 1))
     offset, rank = np.meshgrid(np.arange(1, p), np.arange(p), indexing="ij")
     return rank.ravel(), ((rank + offset) % p).ravel()

@@ -19,6 +19,15 @@ def rounds(world: int) -> int:
     return (world - 1).bit_length()
 
 
+_MOST = 1 << 26  # transfers that all differ: some 4 GB while a schedule is made of them
+
+
+def check_count(transfers: int) -> None:
+    """Raise MemoryError before so many transfers are written down, where there are about the square of the ranks."""
+    if transfers > _MOST:
+        raise MemoryError(f"a schedule of {transfers:,} transfers is more than memory holds")
+
+
 def mirrored(steps: Sequence[Step], *, reduce: bool) -> list[Step]:
     """Return the steps backwards in time with every transfer turned around.
 

@@ -9,6 +9,7 @@ import errno
 import gc
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -128,10 +129,12 @@ def _application(asked: str | None) -> typer.Typer:
         if importlib.util.find_spec(f"{__name__}.{verb}") is None:
             continue
         if verb != asked:
-            application.command(verb, help=summary)(_not_loaded)
+            application.command(verb, short_help=summary)(_not_loaded)  # which is shown whole
             continue
         loaded = getattr(importlib.import_module(f"{__name__}.{verb}"), verb)
         if isinstance(loaded, typer.Typer):
+            for one in loaded.registered_commands:
+                one.short_help = (one.help or inspect.getdoc(one.callback) or "").partition("\n")[0]
             application.add_typer(loaded, name=verb, help=summary)
         else:
             application.command(verb, **settings)(loaded)

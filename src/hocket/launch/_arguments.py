@@ -481,6 +481,10 @@ def _choose_rendezvous(arguments: LaunchArguments) -> None:
 
 def _check_resolves(host: str) -> None:
     host = host.strip("[]")
+    if "%" in host:
+        raise ArgumentError(
+            f"the rendezvous host {host!r} is one of a link, which each host names otherwise; give one that all reach"
+        )
     try:
         socket.getaddrinfo(host, None)
     except OSError as error:

@@ -101,9 +101,19 @@ def launch_config(arguments: LaunchArguments, log_directory: str) -> LaunchConfi
     # It would set the number of threads to 1 for all to see; what we choose goes to the ranks only.
     with _environment_restored(OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1")):
         try:
-            return config_from_args(flags)[0]
-        except (AssertionError, RuntimeError, ValueError, NotADirectoryError) as error:
+            config: LaunchConfig = config_from_args(flags)[0]
+            if config.rdzv_backend in ("static", "c10d"):
+                _, port = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=-1)
+                if port == 0 and not arguments.one_host:
+                    raise ValueError(f"{config.rdzv_endpoint}: name the port at which the hosts meet")
+            number, hosts = config.rdzv_configs.get("rank", 0), config.max_nodes
+            if not 0 <= number < hosts:
+                raise ValueError(f"--node-rank {number}: the numbers of {hosts} hosts are 0 to {hosts - 1}")
+            if not config.monitor_interval > 0:
+                raise ValueError(f"--monitor-interval {config.monitor_interval}: give a number of seconds above 0")
+        except (AssertionError, OSError, RuntimeError, ValueError) as error:
             raise ArgumentError(str(error)) from error
+    return config
 
 
 class _RoutedLogs(LogsSpecs):

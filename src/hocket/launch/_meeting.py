@@ -115,7 +115,7 @@ def meet(config: LaunchConfig, directory: str, *, one_host: bool) -> Meeting:
     if config.rdzv_backend not in ("static", "c10d"):
         try:
             return _Elsewhere(rendezvous_registry.get_rendezvous_handler(parameters), directory)
-        except RendezvousError as error:
+        except (RendezvousError, ValueError) as error:
             raise not_met(config, error) from error
     if one_host:
         place = RendezvousStoreInfo(config.local_addr or "localhost", free_port())
@@ -162,4 +162,4 @@ def _server(host: str, port: int, secret: bytes, here: bool | None) -> StoreServ
 
 def not_met(config: LaunchConfig, error: Exception) -> LaunchError:
     """Return the error of hosts that did not find each other."""
-    return LaunchError(f"the hosts did not meet at {config.rdzv_endpoint!r}: {error}")
+    return LaunchError(f"the hosts did not meet at {config.rdzv_endpoint!r}: {str(error) or 'not all came in time'}")

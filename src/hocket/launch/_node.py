@@ -61,12 +61,14 @@ class _Lifeline:
         return line.decode()
 
     def order(self) -> dict[str, Any]:
-        """Return the next order, which is no sign of life; ends the process if there is none."""
+        """Return the next order, which is no sign of life; ends the process if there is none, or it is to end."""
         while (line := self.line()) == "":
             pass
         if line is None:
             raise SystemExit("the launcher has gone")
         found: dict[str, Any] = json.loads(line)
+        if "signal" in found:  # another host was not reached, or the user gave up
+            raise SystemExit(128 + int(found["signal"]))
         return found
 
     def follow(self) -> None:
@@ -89,6 +91,7 @@ def main() -> None:
     """Be one host of a job."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there are ranks to pass it on to
     lifeline = _Lifeline()
+    _say({"address": _address()})
     order = lifeline.order()
     os.environ.update(order["environment"])
     facts, secret = _facts(order), order["secret"]
@@ -107,8 +110,6 @@ def main() -> None:
             _say(probe(address, port, secret))
         elif "clock" in order:
             _say({"clock_s": time.time()})
-        elif "signal" in order:  # another host was not reached, or the user gave up
-            raise SystemExit(128 + int(order["signal"]))
         else:
             _say(_reach(order["master_addr"], order["master_port"]))
     prober.close()
@@ -140,7 +141,7 @@ def _say(message: dict[str, Any]) -> None:
 
 def _facts(order: dict[str, Any]) -> dict[str, Any]:
     """Return what must be alike on all hosts, and how this one is reached; go to the job's directory."""
-    facts: dict[str, Any] = {"host": socket.gethostname(), "address": _address(), "problem": None}
+    facts: dict[str, Any] = {"host": socket.gethostname(), "address": _address(order["beyond"]), "problem": None}
     try:
         os.chdir(order["directory"])
     except OSError as error:
@@ -155,10 +156,20 @@ def _facts(order: dict[str, Any]) -> dict[str, Any]:
     return {**facts, "versions": versions(order["script"]), "resources": resources()}
 
 
-def _address() -> str:
-    """Return the address at which the launcher reached this host; it is known to be reachable."""
+def _address(beyond: str | None = None) -> str:
+    """Return the address at which the launcher reached this host; it is known to be reachable.
+
+    Args:
+        beyond: Another host's, for a launcher that reached this one by loopback, as where the host's name is 127.0.1.1.
+    """
     words = os.environ.get("SSH_CONNECTION", "").split()
-    return words[2] if len(words) == 4 else "127.0.0.1"
+    address = words[2] if len(words) == 4 else "127.0.0.1"
+    if beyond is not None and ipaddress.ip_address(address).is_loopback:
+        family = socket.AF_INET6 if ":" in beyond else socket.AF_INET
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as any_socket:
+            any_socket.connect((beyond, 9))  # by which nothing is sent
+            return str(any_socket.getsockname()[0])
+    return address
 
 
 def _interface(address: str) -> str | None:

@@ -79,13 +79,13 @@ def probe(address: str, port: int, secret: str) -> dict[str, Any]:
         connection = socket.create_connection((address, port), timeout=_CONNECT_S)
     except OSError as error:
         return {"problem": str(error)}
+    trips_s: list[float] = []
     with connection:
         try:
             connection.settimeout(_MOST_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
             connection.sendall(_token(secret))
-            trips_s = []
             for _ in range(_PINGS):
                 begin_s = time.perf_counter()
                 connection.sendall(_BLOCK[:8])
@@ -98,6 +98,9 @@ def probe(address: str, port: int, secret: str) -> dict[str, Any]:
             connection.shutdown(socket.SHUT_WR)
             _exactly(connection, 8)
             rate_Bps = sent / (time.perf_counter() - begin_s)
+        except TimeoutError:
+            few = "short messages arrive and long ones do not, as where a link has a smaller MTU than its hosts take"
+            return {"problem": few if len(trips_s) == _PINGS else "it does not answer"}
         except OSError as error:
             return {"problem": f"the connection breaks: {error}"}
     return {"problem": None, "latency_s": statistics.median(trips_s) / 2, "rate_Bps": rate_Bps}

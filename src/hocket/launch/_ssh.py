@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import ipaddress
 import json
 import os
 import secrets
@@ -50,6 +51,7 @@ class _Host:
         look: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self.name = name
+        self._command = command
         self._look = look  # raises when the user has given up
         self.ranks = ranks
         self.facts: dict[str, Any] = {}
@@ -90,11 +92,12 @@ class _Host:
             letter = os.read(fd, 1)  # one by one: what follows is the ranks' output, which others read
             if not letter:
                 status = self.process.wait()
+                reach = shlex.join([*self._command[: self._command.index(_OPTIONS[0])], self.name])
                 raise LaunchError(
-                    f"{self.name} is not reached by ssh; try `ssh {self.name} true`"
+                    f"{self.name} is not reached by ssh; try `{reach} true`"
                     if status == LOST
-                    else f"on {self.name} Hocket did not start (exit status {status}); is it installed there for "
-                    f"{sys.executable}?"
+                    else f"on {self.name} Hocket did not start (exit status {status}); is it installed there, for that "
+                    f"Python? Try `{reach} {sys.executable} -c 'import hocket'`"
                 )
             line += letter
             if letter == b"\n":
@@ -211,11 +214,17 @@ def run_on_hosts(
 def _command(arguments: LaunchArguments, host: str) -> list[str]:
     # What Python itself needs to start goes on the command line; the rest, which may be secret, through the connection.
     early = [f"{name}={os.environ[name]}" for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ]
-    return _remote(arguments, host, ["env", *early, sys.executable, "-u", "-m", "hocket.launch._node"])
+    return _remote(arguments, host, ["/usr/bin/env", *early, sys.executable, "-u", "-m", "hocket.launch._node"])
 
 
 def _remote(arguments: LaunchArguments, host: str, command: list[str]) -> list[str]:
-    return [*shlex.split(arguments.ssh), *_OPTIONS, host, "--", shlex.join(["exec", *command])]
+    try:
+        words = shlex.split(arguments.ssh)
+    except ValueError:  # a quotation without its end
+        words = []
+    if not words:
+        raise LaunchError(f"--ssh {arguments.ssh!r} is no command; write 'ssh -p 2222', say")
+    return [*words, *_OPTIONS, host, "--", shlex.join(["exec", *command])]
 
 
 def _refuse(found: Iterator[Diagnosis], arguments: LaunchArguments, say: Callable[[str], None]) -> None:
@@ -245,6 +254,9 @@ def _prepare(
         "script": arguments.target if arguments.kind == "script" else None,
         "shared": None if directory is None else os.path.join(directory.path, "run.json"),
     }
+    # What is told before they say that they are there may go to a program of a login shell.
+    addresses = [host.hear(noise)["address"] for host in hosts]
+    order["beyond"] = next((one for one in addresses if not ipaddress.ip_address(one).is_loopback), None)
     for index, host in enumerate(hosts):
         host.tell({**order, "index": index})
     for host in hosts:

@@ -54,6 +54,8 @@ class Cells:
             self.count = schedule.endpoints * schedule.chunks
             self.endpoint, self.chunk = np.divmod(np.arange(self.count), self.chunks)
             return
+        if schedule.transfer_count > MOST_CELLS:  # cutting where they end would take all of the memory
+            raise MemoryError(f"{schedule.transfer_count:,} transfers are too many to verify at once")
         self._keys = _cuts(schedule) if cuts is None else cuts
         self.count = len(self._keys)
         if self.count > MOST_CELLS:

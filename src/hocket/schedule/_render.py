@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import Final
 from xml.sax.saxutils import escape
 
+import numpy as np
+
 from ._findings import Finding
 from ._ir import Schedule, Step
 
@@ -76,10 +78,9 @@ def svg(schedule: Schedule, findings: Sequence[Finding] = ()) -> str:
     for number, step in enumerate(steps):
         y = top + high * number
         parts.append(f'<text x="12" y="{y + high // 2}" fill="#667">step {number}</text>')
-        columns = (c.tolist() for c in step.columns)
-        for row, (source, destination, start, stop, reduce) in enumerate(zip(*columns, strict=True)):
-            if source not in column or destination not in column:
-                continue
+        rows = np.flatnonzero(np.isin(step.source, endpoints) & np.isin(step.destination, endpoints))
+        columns = (rows.tolist(), *(values[rows].tolist() for values in step.columns))
+        for row, source, destination, start, stop, reduce in zip(*columns, strict=True):
             colour = "#e00" if (number, row) in marks else _COLOURS[start % len(_COLOURS)]
             x1, x2 = (left + wide * column[end] + wide // 2 for end in (source, destination))
             label = f"chunk{'s' if stop - start > 1 else ''} {_range(start, stop)}"
@@ -118,7 +119,7 @@ def _left_out(schedule: Schedule, endpoints: int, steps: int) -> list[str]:
 
 
 def _cell(schedule: Schedule, number: int, step: Step, endpoint: int, marks: set[tuple[int | None, int | None]]) -> str:
-    rows = [row for row, source in enumerate(step.source.tolist()) if source == endpoint]
+    rows = np.flatnonzero(step.source == endpoint).tolist()
     entries = []
     for row in rows[:MOST_ENTRIES]:
         chunks = _range(int(step.start[row]), int(step.stop[row]))

@@ -1,16 +1,18 @@
 """Gloo for one group: made when it is first needed, its connections proved, its listening sockets closed to others."""
 
 import atexit
-import ctypes
+import contextlib
 import functools
 import hmac
 import os
+import re
 import secrets
+import select
 import socket
-import struct
 import threading
 import weakref
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -21,7 +23,6 @@ from ._direct import DirectPoints
 
 _PROOF_TAG: Final = 0x686F636B  # the first messages on each connection; nothing else is under way yet
 _PROOF_NBYTES: Final = 32
-_SO_ATTACH_FILTER: Final = 26  # <asm-generic/socket.h>
 
 
 _END_S: Final = 1.0
@@ -202,11 +203,24 @@ def _address(descriptor: int) -> str | None:
 
 
 def _take_no_more(descriptor: int) -> None:
-    """Let a listening socket drop all that comes, as if nothing listened; its connections go on.
+    """Close a listening socket of Gloo's; its connections go on.
 
-    Gloo keeps it open, and would keep each stranger's connection. The filter is one instruction of the classic packet
-    filter, "return 0": https://docs.kernel.org/networking/filter.html.
+    Gloo itself keeps it open, and each stranger's connection. Its number, which Gloo's thread waits for (epoll) until
+    Gloo ends, is given to a socket at which nothing arrives. A packet filter would do, too, but some kernels
+    refuse it to ordinary users.
     """
-    program = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
-    with socket.socket(fileno=os.dup(descriptor)) as one:
-        one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HxxxxxxP", 1, ctypes.addressof(program)))
+    listed = re.compile(rf"^tfd: +{descriptor} ", re.MULTILINE)  # see proc_pid_fdinfo(5)
+    for name in os.listdir("/proc/self/fdinfo"):
+        with contextlib.suppress(OSError):  # another thread has closed it
+            if not listed.search(Path(f"/proc/self/fdinfo/{name}").read_text()):
+                continue
+            with (
+                select.epoll.fromfd(os.dup(int(name))) as waiting,
+                socket.socket(fileno=os.dup(descriptor)) as listener,
+                socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as nothing,
+            ):
+                waiting.unregister(descriptor)
+                with contextlib.suppress(OSError):  # a group that connects beside this one has closed it
+                    listener.shutdown(socket.SHUT_RDWR)  # a process forked meanwhile may hold it, too
+                os.dup2(nothing.fileno(), descriptor, inheritable=False)
+                waiting.register(descriptor, 0)
