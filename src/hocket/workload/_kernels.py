@@ -255,7 +255,7 @@ def _bias(packet: Any, args: Any, made: Sequence[tuple[Tensor, int]]) -> list[Ke
 
 
 def _one_by_one(tensors: Sequence[tuple[Tensor, int]]) -> int:
-    """Return how many times their bytes count where kernels go number by number: those of 16 bits take as long as 32."""
+    """Return how often bytes count where kernels go number by number: those of 16 bits take as long as those of 32."""
     return 2 if max(one.element_size() for one, _ in tensors) == 2 else 1
 
 
