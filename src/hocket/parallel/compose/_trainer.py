@@ -149,9 +149,9 @@ class Trainer:
             hint_at_saving(model)
         self._others = OtherParameters(self._composition.model, optimizer)
         self._replaced = ReplacedModules(model) if self._mesh["pipeline"].size > 1 else None
-        self._marks: ReplicaMarks | None = None  # of settings alone: not every rank holds the same weights
+        self._marks: ReplicaMarks | None = None
         if world.size > 1 and not self.plan.priority and self.plan.synchronisation == "every_step":
-            self._marks = ReplicaMarks({})
+            self._marks = ReplicaMarks(dict(model.named_parameters()) if self._composition.local else {})
             self._marks.follow(optimizer, counted=False)
         self._log = StepLog()
         note_plan(self.plan)
