@@ -210,3 +210,33 @@ def noisy_updates(dropout: float = 0.1) -> tuple[list[torch.Tensor], str]:
         batch = [torch.randn(7, n, generator=generator, dtype=torch.float64) for n in (6, 3)]
         one.step(batch)
     return [p.detach() for p in one.model.parameters()], refused
+
+
+class TensorKept(torch.nn.Sequential):
+    """Keeps a tensor besides its weights, by `get_extra_state`, as Transformer Engine's modules do."""
+
+    kept = torch.arange(3)
+
+    def get_extra_state(self) -> torch.Tensor:
+        return self.kept
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.kept = state
+
+
+def tensor_kept(path: str) -> list[list[int]]:
+    """What such a model keeps after loading a checkpoint, a whole state dict, and a checkpoint once more."""
+    model = TensorKept(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    plan = Plan(pipeline_parallel_degree=join().size, micro_batches=join().size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = hocket.Trainer(model, torch.nn.functional.mse_loss, optimizer, plan, sample=torch.zeros(4, 6))
+    batch = torch.ones(4, 6), torch.ones(4, 3)
+    trainer.save(path)
+    found = []
+    for load in (trainer.load, trainer.load_state_dict, trainer.load):
+        source = trainer.state_dict() if load == trainer.load_state_dict else path
+        model.kept = torch.zeros(3, dtype=torch.int64)
+        load(source)  # type: ignore[arg-type]
+        trainer.step(batch)
+        found.append(model.kept.tolist())
+    return found
