@@ -1,6 +1,8 @@
 """`hocket schedule`: files in and out, JSON, and errors; what it prints stands in tests/golden."""
 
 import json
+import os
+import threading
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -108,3 +110,12 @@ def test_a_file_of_another_schedule_than_was_asked_for_is_refused(tmp_path, word
     result = run(*asked, *words)
     assert result.exit_code == 2
     assert "is all_reduce world=4" in result.output
+
+
+def test_a_pipe_is_read_once(tmp_path):
+    pipe, text = tmp_path / "pipe", run("show", "ring", "-n", "3", "--text").stdout
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(text,), daemon=True)
+    writer.start()
+    assert run("verify", pipe).exit_code == 0
+    writer.join()
