@@ -1,6 +1,8 @@
 """`hocket schedule`: files in and out, JSON, and errors; what it prints stands in tests/golden."""
 
 import json
+import os
+import threading
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -130,3 +132,12 @@ def test_a_parameter_that_no_schedule_holds_is_refused(parameter):
     result = run("show", "double_tree", parameter, "-n", "8")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "is too large; give 1,000,000 at most" in result.stderr
+
+
+def test_a_pipe_is_read_once(tmp_path):
+    pipe, text = tmp_path / "pipe", run("show", "ring", "-n", "3", "--text").stdout
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(text,), daemon=True)
+    writer.start()
+    assert run("verify", pipe).exit_code == 0
+    writer.join()

@@ -174,3 +174,69 @@ def scalar_there_and_back(path: str) -> tuple[list[float], list[str]]:
 
 def parts_of_runs(cases: list[tuple[Any, ...]]) -> list[list[float]]:
     return [part_of_a_run(*case) for case in cases]
+
+
+class Noisy(torch.optim.SGD):
+    """Adds random numbers to the weights, as stochastic gradient Langevin dynamics does."""
+
+    elementwise = True
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for p in (p for group in self.param_groups for p in group["params"]):
+            p.add_(torch.randn_like(p), alpha=1e-3)
+
+
+def noisy_updates(dropout: float = 0.1) -> tuple[list[torch.Tensor], str]:
+    """The weights after steps with such an optimizer and batches of 7, and how plans that divide refuse it."""
+
+    def trainer(plan: Plan) -> hocket.Trainer:
+        torch.manual_seed(0)
+        parts = torch.nn.Linear(6, 8), torch.nn.Dropout(dropout), torch.nn.Linear(8, 3)
+        model = torch.nn.Sequential(*parts).double()
+        optimizer = Noisy(model.parameters(), lr=0.1)
+        return hocket.Trainer(model, torch.nn.functional.mse_loss, optimizer, plan, sample=torch.zeros(4, 6).double())
+
+    refused = ""
+    if join().size > 1:
+        for plan in (Plan(shard="optimizer"), Plan(pipeline_parallel_degree=2, micro_batches=2)):
+            try:
+                trainer(plan)
+            except PlanError as error:
+                refused += str(error)
+    one, generator = trainer(Plan()), torch.Generator().manual_seed(1)
+    for _ in range(3):
+        batch = [torch.randn(7, n, generator=generator, dtype=torch.float64) for n in (6, 3)]
+        one.step(batch)
+    return [p.detach() for p in one.model.parameters()], refused
+
+
+class TensorKept(torch.nn.Sequential):
+    """Keeps a tensor besides its weights, by `get_extra_state`, as Transformer Engine's modules do."""
+
+    kept = torch.arange(3)
+
+    def get_extra_state(self) -> torch.Tensor:
+        return self.kept
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.kept = state
+
+
+def tensor_kept(path: str) -> list[list[int]]:
+    """What such a model keeps after loading a checkpoint, a whole state dict, and a checkpoint once more."""
+    model = TensorKept(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    plan = Plan(pipeline_parallel_degree=join().size, micro_batches=join().size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = hocket.Trainer(model, torch.nn.functional.mse_loss, optimizer, plan, sample=torch.zeros(4, 6))
+    batch = torch.ones(4, 6), torch.ones(4, 3)
+    trainer.save(path)
+    found = []
+    for load in (trainer.load, trainer.load_state_dict, trainer.load):
+        source = trainer.state_dict() if load == trainer.load_state_dict else path
+        model.kept = torch.zeros(3, dtype=torch.int64)
+        load(source)  # type: ignore[arg-type]
+        trainer.step(batch)
+        found.append(model.kept.tolist())
+    return found

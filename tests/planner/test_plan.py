@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket._ends import with_end
 from hocket.planner import Plan, PlanError, Synchronisation
 from hocket.testing import deadline
 
@@ -192,3 +193,14 @@ def test_a_relaxed_synchronisation_says_why_it_is_not_serially_equivalent(word: 
     assert Plan.from_toml(plan.to_toml()) == plan
     assert plan.describe().endswith(f"synchronisation {word}")
     assert Synchronisation.parse("every_step").reason == ""
+
+
+def test_a_plan_that_was_cut_off_is_refused_wherever_it_was(tmp_path: Path) -> None:
+    plan = Plan(shard="gradients", tensor_parallel_degree=2, bucket_bytes=4096)
+    path, text = tmp_path / "plan.toml", with_end(plan.to_toml())
+    for length in range(1, len(text) - 1):  # the last byte is a line's end
+        path.write_text(text[:length])
+        with pytest.raises(PlanError, match="cut off"):
+            Plan.from_toml(path)
+    path.write_text(text)
+    assert Plan.from_toml(path) == plan

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket._ends import with_end
 from hocket.workload import (
     PARTS,
     SHAPES,
@@ -104,6 +105,14 @@ def test_a_change_of_one_layer_changes_few_lines() -> None:
 def test_errors_name_the_line(text: str, said: str) -> None:
     with pytest.raises(WorkloadError, match=said):
         parse(text)
+
+
+def test_a_text_that_was_cut_off_is_refused_wherever_it_was() -> None:
+    text = with_end(str(transformer(16, 2, 2, vocabulary=64, sequence=8)))
+    assert parse(text) == transformer(16, 2, 2, vocabulary=64, sequence=8)
+    for length in range(1, len(text) - 1):  # the last byte is a line's end
+        with pytest.raises(WorkloadError, match="cut off"):
+            parse(text[:length])
 
 
 def test_two_layers_of_one_name_are_refused() -> None:

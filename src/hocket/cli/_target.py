@@ -60,7 +60,7 @@ def resolve_target(
             raise TargetError(f"{target}: there is no file {file!r}")
         with _threads(sharers if device in (None, "cpu") else 1):  # on others no core computes
             return _function(target, device, degrees)
-    if os.path.isfile(target):
+    if os.path.exists(target) and not os.path.isdir(target):
         return _file(Path(target))
     from hocket.workloads import names
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from hocket._ends import with_end
+
 from ._output import RANKS, Json, bad_input, check_place, print_json
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ def _rank(target: str, optimizer: str, seconds: float | None, out: str | None) -
         made = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3)
         plan = auto_plan(model, made, sample, world, seconds)
         if world.rank == 0 and out:
-            Path(out).write_text(plan.to_toml(), encoding="utf-8")
+            Path(out).write_text(with_end(plan.to_toml()), encoding="utf-8")
     except (PlanError, OSError) as error:
         _refuse(world, error)
     if world.rank == 0 and not out:

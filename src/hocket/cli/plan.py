@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hocket._ends import with_end
+
 from ._output import RANKS, Json, bad_input, check_place, print_json, print_paragraph, print_table, write_file
 from ._question import MOST_SAMPLES, Constant, Device, Target, ask, show_assumptions
 
@@ -84,7 +86,7 @@ def plan(
         )  # fmt: skip
         workload = asked.workload
         if workload_out is not None:
-            write_file("plan", workload_out, str(workload), "--workload-out ")
+            write_file("plan", workload_out, with_end(str(workload)), "--workload-out ")
         more: dict[str, Any] = {"workers": workers, "batch": batch or workers, "memory_limit": limit}
         more["constants"] = asked.constants
         if given is not None:
@@ -95,7 +97,7 @@ def plan(
         taken = asked.assumed(found.best)
         chosen = with_reasons(found)
         if out is not None:
-            write_file("plan", out, chosen.to_toml(), "--out ")
+            write_file("plan", out, with_end(chosen.to_toml()), "--out ")
     except ValueError as error:
         bad_input("plan", error)
     if as_json:

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
+from hocket._ends import is_cut_off
+
 from ._share import Exchange, Operation, Share, WorkloadError, placed
 from ._workload import HEAD, Layer, Workload
 
@@ -19,6 +21,8 @@ def parse(text: str) -> Workload:
     Raises:
         WorkloadError: it is not a workload's text; the message names the line.
     """
+    if is_cut_off(text):
+        raise WorkloadError("it was cut off: its last line is not there; write or copy it again")
     head: dict[str, Any] = {}
     found: dict[str, list[Layer]] = {"layer": [], "step": []}
     layers = found["layer"]

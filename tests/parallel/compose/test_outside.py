@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ PLANS = {
     "tensor": Plan(tensor_parallel_degree=2),
     "pipeline": Plan(pipeline_parallel_degree=2, micro_batches=2),
 }
+PARTS = ("parameters", "tensor", "pipeline")  # where no rank has the whole model
 X = torch.linspace(-1, 1, 8 * 16, dtype=torch.float64).view(8, 16)
 Y = torch.linspace(0, 1, 8 * 8, dtype=torch.float64).view(8, 8)
 
@@ -33,6 +35,19 @@ def _model() -> nn.Sequential:
 
 def _other_data(model: Any, _: Any) -> None:
     model[2].weight.data = torch.linspace(-0.1, 0.1, 64 * 64, dtype=torch.float64).view(64, 64)
+
+
+def _pickled(model: Any, _: Any) -> None:
+    torch.save(model, io.BytesIO())
+
+
+def _saved(model: Any, _: Any) -> None:
+    """Write a file, as transformers' method of this name does."""
+
+    def save_pretrained() -> None:
+        model.state_dict()
+
+    save_pretrained()
 
 
 def _moved(model: Any, _: Any) -> None:
@@ -127,6 +142,7 @@ ACTS: dict[str, Callable[[Any, Any], None]] = {
     "other data": _other_data, "in place": _in_place, "replaced": _replaced, "hooked": _hooked, "own step": _own_step,
     "state made": _state_made, "loaded": _loaded, "scheduled": _scheduled,
     "moved": _moved, "swapped": _swapped, "clipping": _clipping, "clamping": _clamping, "copied": _copied,
+    "pickled": _pickled, "saved": _saved,
 }  # fmt: skip
 
 
@@ -172,6 +188,8 @@ REFUSED = {
     ("tensor", "loaded"): "trainer.load_state_dict(state, or a file) takes whole weights",
     ("pipeline", "loaded"): "trainer.load_state_dict(state, or a file) takes whole weights",
     ("parameters", "copied"): "a model with sharded parameters cannot be copied",
+    **{(name, "pickled"): "cannot be pickled: save trainer.state_dict()" for name in PARTS},
+    **{(name, "saved"): "call trainer.save_model(folder) on every rank" for name in PARTS},
     ("pipeline", "copied"): "a copy of a model in a pipeline has the weights of this rank's stages alone",
     **{(name, "clipping"): "say clip_norm in the plan" for name in PLANS if name != "data"},
     ("tensor", "other data"): "shapes cannot be multiplied",

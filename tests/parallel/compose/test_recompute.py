@@ -114,3 +114,22 @@ def test_gradients_of_nested_back_propagations_are_reduced_once() -> None:
     for rank in run_ranks(nested, 2, plans):
         for plan, losses in zip(plans, rank, strict=True):
             assert losses == pytest.approx(expected, rel=1e-11), plan
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.BatchNorm1d])
+def test_a_compiled_model_computes_its_blocks_again(norm: Any) -> None:
+    def trained(compiled: bool) -> tuple[list[float], dict[str, Any]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), norm(6), nn.Tanh()) for _ in range(2)))
+        if compiled:
+            model.compile(backend="eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, Plan(recompute=True))
+        batch = torch.linspace(-1, 1, 48).view(8, 6), torch.ones(8, 6)
+        return [float(trainer.step(batch)) for _ in range(3)], trainer.state_dict()
+
+    losses, state = trained(False)
+    again, others = trained(True)
+    assert again == pytest.approx(losses, rel=1e-6)
+    for key, value in state.items():
+        assert torch.allclose(others[key], value, rtol=1e-5, atol=1e-6), key

@@ -406,3 +406,35 @@ def test_ranks_that_are_killed_while_they_save_leave_a_checkpoint(kills: int, da
     assert re.search(rf"^{kills} kills in \d+ rounds, seed 3: 0 lost or wrong", ran.stdout, re.MULTILINE)
     (refused,) = re.findall(rf"{damages * len(plans)} damages: (\d+) refused", ran.stdout)
     assert int(refused) >= damages * len(plans) - 2  # a byte between words of the manifest says the same as another
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_not_mixed_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, reading = Moments(), Moments(), Moments()
+    one.fill(1)
+    one.trainer.save(tmp_path / "ck")
+    other.fill(2)
+
+    def verify_and_replace(self: Any, *args: Any) -> None:
+        found(self, *args)
+        monkeypatch.setattr(_manifest.Manifest, "verify", found)
+        other.trainer.save(tmp_path / "ck")
+
+    found = _manifest.Manifest.verify
+    for read in (reading.trainer.load, hocket.read_state_dict):
+        monkeypatch.setattr(_manifest.Manifest, "verify", verify_and_replace)
+        with pytest.raises(CheckpointError, match="while it was read"):
+            read(tmp_path / "ck")
+
+
+def test_two_programs_that_save_to_one_path_are_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save_and_write(self: Any, folder: Path) -> None:
+        monkeypatch.setattr(_manifest.Manifest, "write", write)
+        other.trainer.save(tmp_path / "ck")
+        write(self, folder)
+
+    one, other, write = Moments(), Moments(), _manifest.Manifest.write
+    monkeypatch.setattr(_manifest.Manifest, "write", save_and_write)
+    with pytest.raises(CheckpointError, match="another program saves to the same path"):
+        one.trainer.save(tmp_path / "ck")

@@ -24,7 +24,7 @@ from hocket.parallel.state._shards import (
 from hocket.planner import Plan
 from hocket.testing import run_ranks
 
-from ..trainer_programs import part_of_a_run, parts_of_runs, scalar_there_and_back
+from ..trainer_programs import part_of_a_run, parts_of_runs, scalar_there_and_back, tensor_kept
 
 SHARDS = ("none", "optimizer", "gradients", "parameters")
 
@@ -80,6 +80,41 @@ def test_what_is_empty_is_kept(tmp_path: Path) -> None:
     trainer.step((torch.ones(4, 3), torch.ones(4, 2)))
     assert trainer.load(tmp_path / "one") == {"seen": {}, "none": []}
     assert torch.equal(optimizer.state[model.weight]["momentum_buffer"], kept)
+
+
+def test_a_tensor_that_a_module_keeps_as_extra_state_goes_along(tmp_path: Path) -> None:
+    for found in run_ranks(tensor_kept, 2, str(tmp_path / "one")):
+        assert found == [[0, 1, 2]] * 3
+
+
+class LeavesOut(nn.Linear):
+    """Has no bias in its state dict."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {key: value for key, value in super().state_dict(*args, **kwargs).items() if not key.endswith("bias")}
+
+
+class Nests(nn.Linear):
+    """Has its state dict in another."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {"inside": super().state_dict(*args, **kwargs)}
+
+
+@pytest.mark.parametrize("kind", [LeavesOut, Nests])
+def test_a_checkpoint_has_weights_that_the_models_own_state_dict_leaves_out(kind: Any, tmp_path: Path) -> None:
+    def trainer() -> tuple[nn.Linear, hocket.Trainer]:
+        model = kind(3, 2)
+        return model, hocket.Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    model, first = trainer()
+    first.step((torch.ones(4, 3), torch.ones(4, 2)))
+    first.save(tmp_path / "one")
+    other, second = trainer()
+    second.load(tmp_path / "one")
+    assert torch.equal(other.weight, model.weight)
+    assert torch.equal(other.bias, model.bias)
+    assert set(hocket.read_state_dict(tmp_path / "one")) == ({"weight"} if kind is LeavesOut else {"weight", "bias"})
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> None:

@@ -38,6 +38,18 @@ def refuse_endless(stages: int, micro_batches: int) -> None:
         raise ScheduleError(f"{said}, and an order holds {_MOST:,} at most; give fewer")
 
 
+def text_of(path: Path) -> str:
+    """Return the text of a file, also a second time where it is a pipe."""
+    if not path.is_fifo():
+        return path.read_text("utf-8-sig")
+    if path not in _piped:
+        _piped[path] = path.read_text("utf-8-sig")
+    return _piped[path]
+
+
+_piped: dict[Path, str] = {}
+
+
 def asked(
     verb: str, words: list[str], ranks: int | None, stages: int | None, micro_batches: int | None
 ) -> PipelineOrder | None:
@@ -54,7 +66,8 @@ def asked(
                 raise ScheduleError(f"--stages {stages} is no multiple of {ranks} ranks; give as many to each")
             refuse_endless(ranks * each, micro_batches or 8)
             return pipeline_order(word, ranks, each, micro_batches or 8)
-        text = Path(word).read_text("utf-8-sig") if Path(word).suffix == ".txt" or Path(word).is_file() else ""
+        path = Path(word)
+        text = text_of(path) if path.suffix == ".txt" or path.is_file() or path.is_fifo() else ""
         lines = (line.split("#", 1)[0].strip() for line in text.splitlines())
         if next((line for line in lines if line), "").split()[:1] != ["order"]:
             return None

@@ -9,6 +9,8 @@ from hocket.algorithms import Algorithm, cluster_tree, get, parse_spelled
 from hocket.cluster import Cluster, ClusterError, load
 from hocket.schedule import Collective, Schedule, ScheduleError, from_json, from_msccl, parse
 
+from .orders import text_of
+
 DEFAULT_WORLD = 4
 
 
@@ -33,7 +35,7 @@ def resolve(word: str, kind: str, world: int | None, root: int, cluster_word: st
         ClusterError: the cluster does not.
     """
     cluster = None if cluster_word is None else load(cluster_word)
-    if Path(word).suffix in (".txt", ".json", ".xml") or os.path.isfile(word):
+    if Path(word).suffix in (".txt", ".json", ".xml") or (os.path.exists(word) and not os.path.isdir(word)):
         read = _read(Path(word))
         made = read.collective
         same = world in (None, made.world) and root in (0, made.root)
@@ -69,7 +71,7 @@ def _from_cluster(name: str, cluster: Cluster, world: int) -> dict[str, Any]:
 
 def _read(path: Path) -> Schedule:
     try:
-        text = path.read_text("utf-8-sig")
+        text = text_of(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ScheduleError(f"the file {str(path)!r} cannot be read: {error}") from None
     try:

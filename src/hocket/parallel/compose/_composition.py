@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ from hocket.workload import DividedShare
 
 from ..data import BroadcastBuffers, ShardingStrategy
 from ..mesh import Mesh
-from ..state import ModelOutline, Owned, ParameterPlacement, StateBytes, TensorShard
+from ..state import ModelOutline, Owned, ParameterPlacement, StateBytes, TensorShard, drawn_alike
 from ..state import memory as _memory
 from ._passes import Passes
 
@@ -42,6 +43,7 @@ class Composition:
         growing: What is decided while the model runs; sentences as their text.
         local: whether every rank holds all of the model.
         known: whether weights are what they are to be: not before a state is loaded into a model of the meta device.
+        draws: whether the optimizer draws random numbers.
     """
 
     model: torch.nn.Module
@@ -63,10 +65,12 @@ class Composition:
     growing: list[object] = field(default_factory=list)
     local: bool = False
     known: bool = True
+    draws: bool = False
 
     def update(self) -> None:
         """Have the optimizer make its step: now, or as gradients arrive."""
-        self.form.update(self.optimizer)
+        with drawn_alike(self.mesh.whole) if self.draws else nullcontext():
+            self.form.update(self.optimizer)
 
     def finish(self) -> None:
         """Make what is due of earlier steps."""

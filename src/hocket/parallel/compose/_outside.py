@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 import weakref
+from types import MethodType
 from typing import Any
 
 import torch
@@ -102,12 +103,45 @@ def hint_at_loading(model: torch.nn.Module) -> None:
     model.register_load_state_dict_pre_hook(_hint)  # type: ignore[no-untyped-call]
 
 
-def hint_at_saving(model: torch.nn.Module) -> None:
-    """Have `model.state_dict()` warn that it is of this rank's parts alone, and say what gives whole weights."""
-    model.register_state_dict_pre_hook(_warn)  # type: ignore[no-untyped-call]
+def hint_at_saving(model: torch.nn.Module, *, quiet: bool) -> None:
+    """Say what gives whole weights where a model's are asked for that has this rank's parts alone.
+
+    `model.state_dict()` warns; pickling and what writes files of safetensors is refused.
+
+    Args:
+        model: The model.
+        quiet: Whether `model.state_dict()` does not warn.
+    """
+    model.register_state_dict_pre_hook(_refuse_files if quiet else _warn)  # type: ignore[no-untyped-call]
+    model.__reduce_ex__ = MethodType(_refuse_pickling, model)  # type: ignore[method-assign]
+
+
+def _refuse_pickling(model: torch.nn.Module, protocol: int) -> Any:
+    if sys._getframe(1).f_globals.get("__name__") == "copy":
+        return type(model).__reduce_ex__(model, protocol)
+    raise RuntimeError(
+        "the plan divides parameters among ranks, and this model, which has what one rank holds, cannot be pickled: "
+        "save trainer.state_dict(), which has the whole model's weights, or call trainer.save or trainer.save_model"
+    )
+
+
+_WRITERS = ("save_pretrained", "save_model", "save_torch_model")  # of transformers, diffusers and peft, of safetensors
+
+
+def _refuse_files(*_: Any) -> None:
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in _WRITERS and not str(frame.f_globals.get("__name__", "")).startswith(_OURS):
+            raise RuntimeError(
+                f"the plan divides parameters among ranks, and {frame.f_code.co_name} would write what this one holds: "
+                "call trainer.save_model(folder) on every rank, or give save_pretrained the argument "
+                "state_dict=trainer.state_dict()"
+            )
+        frame = frame.f_back
 
 
 def _warn(*_: Any) -> None:
+    _refuse_files()
     warnings.warn(
         "the plan divides parameters among ranks, and this state dict has what one rank holds: trainer.state_dict(), "
         "called on every rank, has the whole model's",

@@ -201,12 +201,6 @@ class _OfThisModel:
     def __deepcopy__(self, memo: Any) -> Any:
         return _of_a_copy
 
-    def __reduce__(self) -> Any:
-        raise RuntimeError(
-            "a model in a pipeline has the weights of this rank's stages alone, and cannot be pickled: save "
-            "trainer.state_dict(), or call trainer.save or trainer.save_model"
-        )
-
 
 def _of_a_copy(*args: Any, **kwargs: Any) -> NoReturn:
     raise RuntimeError(

@@ -15,11 +15,17 @@ from hocket.schedule import ScheduleError
 from ..data import has_own_hooks, is_nonlinear
 from ..mesh import Mesh
 from ..pipeline import Pipeline
-from ..state import check_elementwise, updates_meet
+from ..state import UpdateTrial, check_elementwise
 
 
-def check_arguments(model: Any, optimizer: Any, plan: Plan) -> None:
+def check_arguments(model: Any, optimizer: Any, plan: Plan, update: UpdateTrial) -> None:
     """Refuse what can be seen before anything is changed.
+
+    Args:
+        model: the user's.
+        optimizer: the user's.
+        plan: resolved.
+        update: what was found of the optimizer.
 
     Raises:
         PlanError: the plan cannot be carried out on this model with this optimizer.
@@ -32,7 +38,7 @@ def check_arguments(model: Any, optimizer: Any, plan: Plan) -> None:
         check_elementwise(optimizer)
     elif plan.embeddings != "replicated":
         check_elementwise(optimizer, rows=True)
-    elif plan.pipeline_parallel_degree > 1 and not hasattr(optimizer, "bind_norms") and updates_meet(optimizer):
+    elif plan.pipeline_parallel_degree > 1 and not hasattr(optimizer, "bind_norms") and update.meets:
         rule = (
             f"a rank has the gradients of its stage alone, and {type(optimizer).__name__}'s update of a parameter "
             "depends on those of others (it clips by their norm, say, or makes one estimate of all)"
@@ -40,6 +46,9 @@ def check_arguments(model: Any, optimizer: Any, plan: Plan) -> None:
         raise _refusal(
             "pipeline_parallel_degree", rule, "clip by clip_norm in the plan, or take a plan of data parallelism"
         )
+    if update.draws and (field := _dividing(plan)):
+        rule = f"{type(optimizer).__name__} draws random numbers, other ones for a part of the parameters than for all"
+        raise _refusal(field, rule, "take a plan of data parallelism")
     if plan.priority:
         _check_priority(model, optimizer)
     check_carried_out(plan)
@@ -49,6 +58,13 @@ def check_arguments(model: Any, optimizer: Any, plan: Plan) -> None:
     mine = {id(p) for p in model.parameters()}
     if any(id(p) not in mine for group in optimizer.param_groups for p in group["params"]):
         raise ValueError("the optimizer has parameters that the model has not: make it of model.parameters()")
+
+
+def _dividing(plan: Plan) -> str:
+    """Return the field by which a plan has ranks update parts of the model each, or some before others; "" for none."""
+    axes = [axis.field for axis in AXES if (axis.elementwise or axis.divides == "layers") and axis.degree(plan) > 1]
+    said = {"shard": plan.shard != "none", "embeddings": plan.embeddings != "replicated", "priority": plan.priority}
+    return next(iter([*axes, *(field for field, divides in said.items() if divides)]), "")
 
 
 def check_carried_out(plan: Plan) -> None:

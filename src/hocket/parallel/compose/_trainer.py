@@ -145,13 +145,15 @@ class Trainer:
             hint_at_loading(model)
         if not self._composition.local:
             mark_parts(optimizer, world)
-        if self._composition.cut or self._mesh["pipeline"].size > 1:
-            hint_at_saving(model)
+        apart = self.plan.embeddings != "replicated" and any(world.from_all(self._composition.apart))
+        parts = apart or self._composition.cut or self._mesh["pipeline"].size > 1
+        if world.size > 1 and (parts or self.plan.shard == "parameters"):
+            hint_at_saving(model, quiet=not parts)  # FSDP2's tensors say themselves that they are parts
         self._others = OtherParameters(self._composition.model, optimizer)
         self._replaced = ReplacedModules(model) if self._mesh["pipeline"].size > 1 else None
-        self._marks: ReplicaMarks | None = None  # of settings alone: not every rank holds the same weights
+        self._marks: ReplicaMarks | None = None
         if world.size > 1 and not self.plan.priority and self.plan.synchronisation == "every_step":
-            self._marks = ReplicaMarks({})
+            self._marks = ReplicaMarks(dict(model.named_parameters()) if self._composition.local else {})
             self._marks.follow(optimizer, counted=False)
         self._log = StepLog()
         note_plan(self.plan)
@@ -330,6 +332,14 @@ class Trainer:
                 return joined(predictor.output(inputs) for inputs in predictor.batches(given, targets))
         finally:
             self.model.train(training)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._mesh.whole.size > 1:
+            raise RuntimeError(
+                "a Trainer of several ranks cannot be pickled: call trainer.save(path) on every rank, which "
+                "trainer.load(path) reads, or keep trainer.state_dict()"
+            )
+        return self.__dict__
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 

@@ -55,20 +55,22 @@ def checkpointed(run: Callable[..., Any], module: torch.nn.Module, /, *args: Any
     """Return what `run` gives, whose values are computed again in back-propagation; `module` has what it changes."""
     if not torch.is_grad_enabled():
         return run(*args, **kwargs)
-    kept = lambda: (contextlib.nullcontext(), _BuffersKept(module))  # noqa: E731
+    norms = [m for m in module.modules() if isinstance(m, torch.nn.modules.batchnorm._NormBase)]
+    if not norms:  # Dynamo follows no context_fn
+        return checkpoint(run, *args, use_reentrant=False, **kwargs)
+    kept = lambda: (contextlib.nullcontext(), _BuffersKept(norms))  # noqa: E731
     return checkpoint(run, *args, use_reentrant=False, context_fn=kept, **kwargs)
 
 
 class _BuffersKept:
     """Batch norm's running statistics count each batch once, however often it is computed."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
+    def __init__(self, norms: list[torch.nn.modules.batchnorm._NormBase]) -> None:
+        self._norms = norms
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def __enter__(self) -> None:
-        norms = [m for m in self._module.modules() if isinstance(m, torch.nn.modules.batchnorm._NormBase)]
-        self._before = [(b, b.detach().clone()) for norm in norms for b in norm.buffers()]
+        self._before = [(b, b.detach().clone()) for norm in self._norms for b in norm.buffers()]
 
     def __exit__(self, *_: object) -> None:
         for buffer, value in self._before:

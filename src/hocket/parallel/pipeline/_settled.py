@@ -80,6 +80,7 @@ class _Unseen:
 
 
 _UNSEEN = _Unseen()
+_NOT_RUN = "__init__", "get_extra_state", "set_extra_state"
 _MOST = 256  # entries of a list that are looked at
 
 
@@ -97,11 +98,11 @@ def _told(before: Any, now: Any) -> str:
 
 @functools.cache
 def _read(kind: type) -> frozenset[str]:
-    """Return the names that the methods of a class of the user's use, but for its constructor."""
+    """Return the names that the methods of a class of the user's use, but for those that make and load it."""
     methods = (
         (name, getattr(one, "__code__", None))
         for base in kind.__mro__
         if not base.__module__.startswith(("torch.", "hocket.", "builtins"))
         for name, one in vars(base).items()
     )
-    return frozenset(word for name, code in methods if code and name != "__init__" for word in code.co_names)
+    return frozenset(word for name, code in methods if code and name not in _NOT_RUN for word in code.co_names)

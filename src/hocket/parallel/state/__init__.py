@@ -13,8 +13,9 @@ from ._broadcast import (
 from ._deferred import Deferred, deferred, is_deferred, made_of
 from ._manifest import CheckpointError, alike
 from ._norms import WholeNorms, clip
-from ._owned import Owned, check_elementwise, shard_optimizer, updates_meet
+from ._owned import Owned, check_elementwise, shard_optimizer
 from ._shards import DimSegment, FlatRange, ParameterPlacement, ShardBox, TensorShard, memory_order
+from ._updates import UpdateTrial, drawn_alike
 from .memory import StateBytes, give_back, process_memory
 from .sources import IncompatibleKeys, export_checkpoint, read_state_dict, verify_checkpoint
 from .whole import ModelOutline
@@ -32,6 +33,7 @@ __all__ = [
     "ShardBox",
     "StateBytes",
     "TensorShard",
+    "UpdateTrial",
     "WholeNorms",
     "alike",
     "broadcast_optimizer_state",
@@ -41,6 +43,7 @@ __all__ = [
     "check_replicas",
     "clip",
     "deferred",
+    "drawn_alike",
     "exclude_from_reduction",
     "export_checkpoint",
     "give_back",
@@ -53,5 +56,4 @@ __all__ = [
     "read_state_dict",
     "shard_optimizer",
     "verify_checkpoint",
-    "updates_meet",
 ]

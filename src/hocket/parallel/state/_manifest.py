@@ -100,6 +100,8 @@ class Manifest:
                     f"{where} has no {MANIFEST}: a file is lost, or Trainer.save did not write it"
                 ) from None
             raise CheckpointError(f"there is no checkpoint at {str(folder)!r}: {error}") from None
+        except OSError as error:
+            raise CheckpointError(f"{where} cannot be read: {error}") from None
         try:
             content = json.loads(text)
             checksum, version = content.pop("checksum"), content["version"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,36 +73,6 @@ def check_elementwise(optimizer: Any, *, rows: bool = False) -> None:
                     f"{list(parameter.shape)}: it is of a part that one rank had, as optimizer.state_dict() under a "
                     "plan that divides parameters gives it. trainer.save keeps all parts, and trainer.load reads them"
                 )
-
-
-def updates_meet(optimizer: Any) -> bool:
-    """Return whether an optimizer's update of a parameter depends on others' gradients, as through a norm over all.
-
-    A copy with made-up parameters takes two steps, and two more with larger gradients of every second parameter. Where
-    that fails (a closure is wanted, an attribute is not copied) nothing is found.
-    """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-
-    def stepped(factor: float) -> list[torch.Tensor]:
-        torch.default_generator.manual_seed(0)  # the CPU's alone: that of a GPU would not be put back
-        toys = [
-            torch.nn.Parameter(torch.rand([min(n, 3) for n in p.shape], dtype=p.dtype, device="cpu"))
-            for p in parameters
-        ]
-        others = {id(p): toy for p, toy in zip(parameters, toys, strict=True)}
-        twin = copy.deepcopy(optimizer, {**others, id(optimizer.state): defaultdict(dict)})
-        for _ in range(2):
-            for i, toy in enumerate(toys):
-                toy.grad = torch.rand_like(toy) * (factor if i % 2 else 1.0)
-            twin.step()
-        return [toy.detach() for toy in toys[::2]]
-
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        try:
-            pairs = zip(stepped(1.0), stepped(1000.0), strict=True)
-            return any(not torch.allclose(one, other, rtol=1e-4, equal_nan=True) for one, other in pairs)
-        except Exception:
-            return False
 
 
 def shard_optimizer(optimizer: Any, owned: Sequence[Owned], kept: Collection[torch.nn.Parameter]) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,13 +43,28 @@ class CheckpointReader(FileSystemReader):
     def __init__(self, path: Path) -> None:
         self._said = f"the checkpoint at {str(path)!r}"
         path = standing(path.resolve(), is_whole)
-        super().__init__(path)
-        self.folder = path
-        self.manifest = Manifest.read(path)
+        self._path = self.folder = path
+        with suppress(OSError):  # of what is not there, the manifest is missed
+            # Held open, it stays this one when a program that saves there meanwhile exchanges the two.
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            weakref.finalize(self, os.close, descriptor)
+            self.folder = Path(f"/proc/self/fd/{descriptor}")
+        super().__init__(self.folder)
+        with self._named():
+            self.manifest = Manifest.read(self.folder)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Open a block whose errors have the path that people know."""
+        try:
+            yield
+        except CheckpointError as error:
+            raise CheckpointError(str(error).replace(str(self.folder), str(self._path))) from None
 
     def verify(self, number: int = 0, count: int = 1) -> None:
         """See `Manifest.verify`."""
-        self.manifest.verify(self.folder, number, count)
+        with self._named():
+            self.manifest.verify(self.folder, number, count)
 
     @cached_property
     def metadata(self) -> Metadata:
@@ -57,6 +76,8 @@ class CheckpointReader(FileSystemReader):
         try:
             with (self.folder / ".metadata").open("rb") as file:
                 found = _MetadataUnpickler(file).load()
+        except FileNotFoundError:
+            raise self._lost() from None
         except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError) as error:
             raise CheckpointError(f"{self._said} has a .metadata that cannot be read: {error}") from None
         if not isinstance(found, Metadata):
@@ -115,9 +136,15 @@ class CheckpointReader(FileSystemReader):
             where = self.metadata.storage_data[index]
         except KeyError:
             raise CheckpointError(f"{self._said} has no {index.fqn!r}") from None
-        with (self.folder / where.relative_path).open("rb") as file:
-            file.seek(where.offset)
-            return io.BytesIO(file.read(where.length))
+        try:
+            with (self.folder / where.relative_path).open("rb") as file:
+                file.seek(where.offset)
+                return io.BytesIO(file.read(where.length))
+        except FileNotFoundError:
+            raise self._lost() from None
+
+    def _lost(self) -> CheckpointError:
+        return CheckpointError(f"{self._said} was replaced or removed while it was read: read it again")
 
 
 class _MetadataUnpickler(pickle.Unpickler):

@@ -72,12 +72,13 @@ def write(
     about = {**about, "optimizer_scalars": everywhere, "random": states, "groups": _settings(optimizer)}
     about |= {"optimizer": type(optimizer).__name__, "members": outline.groups, "keys": outline.keys}
     others: dict[str, io.BytesIO] = {}
-    new = fresh(path, world.from_root(fresh_token()))
+    new, made = fresh(path, world.from_root(fresh_token())), False
     try:
         with alike(world):
             if world.rank == 0:
                 others = {ABOUT: _pickled(about, "what it keeps"), EXTRA: _pickled(extra, "`extra`")}
                 make_space(path, new)
+        made = True
         with alike(world):
             if not new.is_dir():
                 raise CheckpointError(
@@ -90,10 +91,12 @@ def write(
                 Manifest(written).write(new)
                 replace(new, path)
     except CheckpointError as error:
+        removed = made and not new.is_dir()
         if world.rank == 0:
             shutil.rmtree(new, ignore_errors=True)
-        world.from_root(None)
-        raise CheckpointError(f"the checkpoint {said!r} cannot be written: {error}") from None
+        why: object = f"{new.name!r}, which it was written to, was removed: another program saves to the same path, say"
+        why = why if world.from_root(removed) else error
+        raise CheckpointError(f"the checkpoint {said!r} cannot be written: {why}") from None
 
 
 def exists(path: Path) -> bool:
@@ -176,7 +179,12 @@ def read(
             value = torch.zeros_like(item.leaf.detach(), dtype=dtype)
             states.setdefault(id(item.leaf), {})[key] = value
             shards += [_renamed(shard, _key(item.name, key)) for shard in item.shards(value)]
-    _dcp.load(reader, shards, world)
+    try:
+        _dcp.load(reader, shards, world)
+    except CheckpointError as error:  # a disk that fails, or a program that has saved there since
+        raise CheckpointError(
+            f"{said} was lost while it was read, and the weights are partly overwritten: {error}"
+        ) from None
     optimizer.state.clear()
     for group, settings in zip(optimizer.param_groups, about["groups"], strict=True):
         group.update(settings)

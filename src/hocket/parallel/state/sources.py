@@ -14,7 +14,7 @@ from ._manifest import ABOUT, MANIFEST, MODEL, CheckpointError, alike
 from ._replace import beside
 from ._shards import Shape, TensorShard
 from .safetensors import SafetensorsFolder, SafetensorsReader
-from .whole import ModelOutline, gathered, hand_out
+from .whole import EXTRA_STATE, ModelOutline, gathered, hand_out
 
 
 class WeightSource(Protocol):
@@ -38,8 +38,9 @@ class _StateDict:
     def __init__(self, state: Mapping[str, Any]) -> None:
         self._state = state
         self.tied: dict[str, str] = {}
-        self.tensors = {k: (tuple(v.shape), v.dtype) for k, v in state.items() if isinstance(v, torch.Tensor)}
-        self.others = {k: v for k, v in state.items() if not isinstance(v, torch.Tensor)}
+        weights = {k: v for k, v in state.items() if isinstance(v, torch.Tensor) and not k.endswith(EXTRA_STATE)}
+        self.tensors = {k: (tuple(v.shape), v.dtype) for k, v in weights.items()}
+        self.others = {k: v for k, v in state.items() if k not in self.tensors}
 
     def tensor(self, name: str) -> torch.Tensor:
         found: torch.Tensor = self._state[name].detach()
@@ -195,7 +196,8 @@ def export(
     """
     tied = {key: name for key, name in outline.keys.items() if key != name}
     with alike(world):
-        files = SafetensorsFolder(folder, outline.tensors, tied, max_shard_nbytes)
+        told = {name: outline.tensors[name] for name in dict.fromkeys(outline.keys.values())}
+        files = SafetensorsFolder(folder, told, tied, max_shard_nbytes)
     values = gathered(shards, outline.tensors, files.order, world, rank0_only=True)
     _write(files, values, world)
 

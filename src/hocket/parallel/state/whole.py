@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import math
-import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from ._shards import Shape, TensorShard
 
 _BUNDLE_NBYTES = 32 * 2**20
 _ALIGNMENT_NBYTES = 16
-_EXTRA = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX
+EXTRA_STATE = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class ModelOutline:
     """What a model's state dict had, and its optimizer's groups, before a plan divided them.
 
     Attributes:
-        tensors: Of each parameter and persistent buffer the shape and type; tied ones once, by their first name.
+        tensors: Of each parameter and persistent buffer the shape and type; tied ones once, by their first name. Also
+            those that the model leaves out of its state dict.
         keys: Of each key of the state dict the name in `tensors`; tied ones are several with one name.
         computed: All other keys: of what modules keep besides tensors (`get_extra_state`), or a hook makes.
         order: All keys, as the model has them.
@@ -57,7 +58,12 @@ class ModelOutline:
         names = {id(t): name for named in (buffers, parameters) for name, t in named.items()}
         keys = {key: names[id(value)] for key, value in state.items() if id(value) in names}
         whole = {**parameters, **buffers}
-        tensors = {name: (tuple(whole[name].shape), whole[name].dtype) for name in dict.fromkeys(keys.values())}
+        kept = [*keys.values()]
+        if not parameters.keys() <= set(kept):  # the model leaves some out, or nests them: a checkpoint has all
+            of_torch = torch.nn.Module.state_dict(model, keep_vars=True).values()
+            kept += [*(names[id(value)] for value in of_torch if id(value) in names), *parameters]
+            keys = keys or {name: name for name in kept}
+        tensors = {name: (tuple(whole[name].shape), whole[name].dtype) for name in dict.fromkeys(kept)}
         groups = tuple(
             tuple(sorted(names[id(p)] for p in group["params"] if id(p) in names)) for group in optimizer.param_groups
         )
@@ -74,12 +80,14 @@ class ModelOutline:
         Raises:
             CheckpointError: It is not the same on all ranks.
         """
-        kept = [key for key in self.computed if key.endswith(_EXTRA)]
+        kept = [key for key in self.computed if key.endswith(EXTRA_STATE)]
         if not kept:
             return {}
         mine = {key: model.get_submodule(key.rpartition(".")[0]).get_extra_state() for key in kept}
         for key, value in mine.items():
-            if len(set(world.from_all(pickle.dumps(value)))) > 1:
+            stream = io.BytesIO()
+            torch.save(value, stream)  # pickle makes other bytes of a tensor each time
+            if len(set(world.from_all(stream.getvalue()))) > 1:
                 raise CheckpointError(f"{key!r} of the model's state dict is not the same on all ranks")
         return mine
 

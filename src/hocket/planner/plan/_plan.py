@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import tomli_w
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
+from hocket._ends import is_cut_off, with_end
 from hocket.schedule.pipeline import NAMED_ORDERS
 from hocket.units import parse_bytes
 
@@ -231,6 +232,8 @@ class Plan:
                 raise PlanError(f"cannot read {name}: {error.strerror}") from None
             except UnicodeDecodeError as error:
                 raise PlanError(f"{name} is not TOML: {error}") from None
+        if is_cut_off(text):
+            raise PlanError(f"{name} was cut off: its last line is not there; write or copy it again")
         try:
             values = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -242,7 +245,7 @@ class Plan:
         place = os.environ.get("HOCKET_RUN_DIR", "off")
         if place not in ("off", "0"):
             with contextlib.suppress(OSError):  # a host that does not share it, a full disk: training goes on
-                Path(place, "plan.toml").write_text(f"# {self.describe()}\n{self.to_toml()}")
+                Path(place, "plan.toml").write_text(with_end(f"# {self.describe()}\n{self.to_toml()}"))
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON values."""
