@@ -71,6 +71,7 @@ def test_loops_of_their_own_weigh_what_the_loss_divides_by(ranks: int) -> None:
         "told",
         "sum",
         "inside",
+        "tasks",
         "mixed",
         "guarded",
         "skipped",
