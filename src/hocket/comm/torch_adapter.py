@@ -187,6 +187,11 @@ def reaches(root: Any, marks: set[int]) -> bool:
     return False
 
 
+def result_sizes(node: Any) -> tuple[int, ...]:
+    """Return the shape of what an operator in the graph has given, the first if there are several."""
+    return tuple(node.variable.shape if hasattr(node, "variable") else node._input_metadata[0].shape)
+
+
 def in_backward() -> bool:
     """Return whether this thread is inside back-propagation now."""
     return bool(_torch_c._current_graph_task_id() != -1)

@@ -6,6 +6,7 @@ import functools
 import itertools
 import pickle
 import random
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -472,3 +473,10 @@ def test_a_position_that_was_taken_up_is_told_again_before_the_first_batch() -> 
     third = DistributedLoader(DataLoader(data, batch_size=3, shuffle=True))
     third.resume(again)
     assert [part[0].tolist() for part in third] == [part[0].tolist() for part in second]
+
+
+def test_steps_in_time_are_of_all_samples() -> None:
+    x = torch.rand(4, 6)
+    note = _batch.Note(BatchShard.of(8, 2, 0), (weakref.ref(x.untyped_storage()),), (x.nbytes,))
+    assert note.part(x[:, 2:4]) == 1.0
+    assert note.part(x[:1]) == 0.25

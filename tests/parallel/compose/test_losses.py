@@ -1,5 +1,6 @@
 """Losses that are no means over samples: equal to one process's, or refused."""
 
+import copy
 import functools
 from typing import Any
 
@@ -9,7 +10,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hocket
 from hocket.parallel.batches import LossForm, LossTally
+from hocket.planner import Plan
 from hocket.testing import run_ranks
 
 from .. import loss_programs
@@ -71,6 +74,7 @@ def test_loops_of_their_own_weigh_what_the_loss_divides_by(ranks: int) -> None:
         "told",
         "sum",
         "inside",
+        "tasks",
         "mixed",
         "guarded",
         "skipped",
@@ -158,3 +162,28 @@ def test_parts_of_a_batch_add_up_to_its_loss(kind: str, sizes: list[int], seed: 
         weighed = [one.loss * (one.weight / count) for one in measured if one.weight]
         parts = [torch.autograd.grad(one, output, retain_graph=True)[0] for one in weighed]
         torch.testing.assert_close(sum(parts[1:], parts[0]), expected, rtol=1e-9, atol=1e-12)
+
+
+class _Masked(torch.nn.Module):
+    """A model that computes its loss over what is not masked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = torch.nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (self.scores(x).squeeze(1).square() * mask).sum() / mask.sum()
+
+
+def test_a_part_in_which_nothing_counts_leaves_weights_as_they_are() -> None:
+    torch.manual_seed(0)
+    model, x = _Masked().double(), torch.rand(4, 2, dtype=torch.float64)
+    plain = copy.deepcopy(model)
+    trainer = hocket.Trainer(model, lambda o, _: o, torch.optim.SGD(model.parameters(), 0.1), Plan(accumulate=2))
+    optimizer = torch.optim.SGD(plain.parameters(), 0.1)
+    for mask in (torch.tensor([1.0, 0, 1, 1]), torch.tensor([1.0, 1, 0, 0])):
+        trainer.step((x, mask.double(), mask))
+        optimizer.zero_grad()
+        plain(x, mask.double()).backward()
+        optimizer.step()
+    assert model.scores.weight.tolist() == [pytest.approx(plain.scores.weight[0].tolist(), rel=1e-12)]

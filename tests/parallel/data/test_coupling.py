@@ -100,6 +100,38 @@ def test_samples_meet_in_a_quotient_by_a_sum_that_is_constant() -> None:
     assert not samples_paired(torch.stack(each).mean(), made, 4)
 
 
+def test_samples_meet_in_what_is_bent_at_a_mean() -> None:
+    """A second derivative is zero on both sides of the bend."""
+    rows = torch.rand(4, dtype=torch.float64, requires_grad=True) * 1.0
+    made = torch_adapter.graph_marks([rows])
+    assert samples_paired((rows.mean() - 0.5).abs() + 0.5, made, 4)  # flooding
+    assert samples_paired(rows.mean().clamp(min=0.1), made, 4)
+    assert samples_paired(torch.maximum(rows.mean(), rows.square().mean()), made, 4)
+    assert not samples_paired((rows - 0.5).abs().clamp(max=0.3).mean(), made, 4)
+
+
+def test_soft_labels_have_no_samples_that_meet() -> None:
+    logits = torch.rand(4, 3, dtype=torch.float64, requires_grad=True) * 1.0
+    made = torch_adapter.graph_marks([logits])
+    assert not samples_paired(torch.nn.functional.cross_entropy(logits, torch.full_like(logits, 1 / 3)), made, 4)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda rows: rows.view(4, 1).expand(4, 3).mean(0).sum(), ""),
+        (lambda rows: rows.view(4, 1).expand(4, 3).sum(0).mean(), "sum"),
+        (lambda rows: torch.stack([rows.mean(), rows.square().mean()]).sum(), ""),
+        (lambda rows: torch.stack([rows.sum(), rows.mean()]).sum(), "sum"),
+        (lambda rows: torch.nn.Parameter(torch.tensor(1.0)).exp() * rows.sum(), "sum"),
+        (lambda rows: sum((row * torch.ones(3)).mean() for row in rows), "sum"),
+        (lambda rows: sum((row * torch.ones(3)).mean() for row in rows) / 4, ""),
+    ],
+)
+def test_sums_are_told_from_means_however_they_are_put_together(loss: Callable[..., torch.Tensor], said: str) -> None:
+    assert _said(loss)[0] == said
+
+
 def test_a_sum_times_a_small_number_is_told_from_a_mean() -> None:
     assert _said(lambda rows: rows.mean() + 0.01 * rows.square().sum())[0] == "small"
     assert _said(lambda rows: rows.mean() + 0.25 * rows.square().sum())[0] == ""

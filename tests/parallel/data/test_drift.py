@@ -176,6 +176,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "largest": lambda output, y: ((output - y) ** 2).max(),
     "median": lambda output, y: ((output - y) ** 2).sum(1).median(),
     "sorted": lambda output, y: ((output - y) ** 2).sort(0).values[:2].mean(),
+    "other terms": lambda output, y: sum(nn.functional.mse_loss(output, y) for _ in range(1 + dist.get_rank() % 2)),
     "largest of each": lambda output, y: ((output - y) ** 2).max(1).values.mean(),
     "two of each": lambda output, y: ((output - y) ** 2).topk(2).values.mean(),
     "mean": lambda output, y: ((output - y) ** 2).sum() / len(y),
@@ -203,13 +204,14 @@ def losses() -> dict[str, str]:
 def test_a_sum_is_refused_where_means_are_averaged(ranks: list[dict[str, Any]]) -> None:
     """Gradients of a sum were those of one device divided by the number of ranks."""
     for rank, found in enumerate(one["losses"] for one in ranks):
-        sums = [name for name, said in found.items() if 'loss_reduction="sum"' in said]
+        sums = [name for name, said in found.items() if 'pass hocket.distribute(..., loss_reduction="sum"' in said]
         assert sums == ["sum", "of the function", "autoencoder", "masked", "of classes"]
         assert "adds up to one over this rank's samples" in found["weights"]
         ranked = [name for name, said in found.items() if "the loss ranks the samples" in said]
         assert ranked == ["hardest", "largest", "median", "sorted"]
         right = ("mean", "times", "even weights", "mean of sums", "largest of each", "two of each")
         assert [found[name] for name in right] == [""] * 6
+        assert "different numbers of terms" in found["other terms"]
         assert found["whole batch"].startswith("warned: the loss divides by 8") == (rank == 0)
 
 

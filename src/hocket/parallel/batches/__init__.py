@@ -4,18 +4,8 @@ from ._batch_shard import BatchShard, fingerprint
 from ._counts import AgreedCount, TensorCount, possible_counts
 from ._cut import BatchPart, BatchSplitter, Cutter, Keywords
 from ._loader import DistributedLoader, ShardedLoader, SharedLoader
-from ._loss_form import (
-    SAME_VALUES,
-    SUMS,
-    LossForm,
-    LossTally,
-    MeasuredLoss,
-    Reduction,
-    batch_of,
-    divisors,
-    is_empty,
-    number,
-)
+from ._loss_form import LossForm, LossTally, MeasuredLoss, Reduction, batch_of, number
+from ._loss_graph import SAME_VALUES, SUMS, divisors, is_empty, is_of_one, is_one_by_one, kind_of, sizes_of, terms
 from ._rng import RandomStream, RngStates, mix, restored
 from ._samples import Key, RankSampler, SeededDataset, each
 from ._totals import average, total
@@ -54,13 +44,18 @@ __all__ = [
     "fingerprint",
     "inner_loader",
     "is_empty",
+    "is_of_one",
+    "is_one_by_one",
+    "kind_of",
     "mapped",
     "mix",
     "number",
     "possible_counts",
     "restored",
     "samples_in",
+    "sizes_of",
     "tensors_in",
+    "terms",
     "total",
     "undisturbed",
     "views_like",

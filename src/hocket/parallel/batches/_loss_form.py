@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from ._loss_graph import divisors
 from .trees import mapped
 
 Reduction = Literal["mean", "sum"]
@@ -84,7 +85,7 @@ class LossForm:
             count = number(value[1], "the count of (sum, count)") if samples else 0.0
             return MeasuredLoss(scalar(value[0]), float(samples > 0), count, paired=True)
         loss = scalar(value)
-        terms = divisors(loss) if self.kind == "graph" else ()
+        terms = divisors(loss, samples) if self.kind == "graph" else ()
         if not samples:
             return MeasuredLoss(loss, 0.0, 0.0, terms)
         if self.kind == "sum":
@@ -140,122 +141,6 @@ def scalar(loss: Any) -> torch.Tensor:
             return loss.reshape(())
     found = f"one of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
     raise TypeError(f"loss_fn must give a scalar tensor, or a pair (sum, count), not {found}")
-
-
-# --- what a loss divides by, as its graph tells -----------------------------------------------------------------------
-
-SAME_VALUES = (
-    "Neg",
-    "ToCopy",
-    "View",
-    "UnsafeView",
-    "ReshapeAlias",
-    "Squeeze",
-    "Unsqueeze",
-    "Alias",
-    "Clone",
-    "Expand",
-    "Permute",
-    "NanToNum",
-)
-SUMS = ("SumBackward0", "SumBackward1", "NansumBackward0", "NansumBackward1", "DotBackward0", "VdotBackward0")
-"""Sums where the result is a scalar, also of products: `losses.sum(0)`, `losses @ mask`."""
-_PRODUCTS = ("MvBackward0", "MmBackward0", "BmmBackward0")  # what einsum makes sums of
-_OVER_RANKS = "_Total"  # the sum over the parts of samples that spatial parallelism has divided
-_SUM = -1.0  # the count of a term that divides by nothing
-_DEPTH = 64
-
-
-def divisors(loss: torch.Tensor) -> tuple[float, ...]:
-    """Return what each term of a loss divides by: labels that are not ignored, their weights, elements of a mean.
-
-    The graph of automatic differentiation has kept it. () where some term is of a form that is not known here. A loss
-    of which nothing counts, as everything is masked, has one that divides by 0.
-    """
-    found: list[float] = []
-    if loss.grad_fn is None:  # perhaps a zero that the program has made
-        return (0.0,) if loss.requires_grad and not bool(loss.any()) else ()
-    if is_empty(loss.grad_fn):
-        return (0.0,)
-    if not _collect(loss.grad_fn, found, _DEPTH):
-        return ()
-    return () if any(one < 0 for one in found) else tuple(found)
-
-
-def _collect(node: Any, found: list[float], depth: int) -> bool:
-    """Add the counts of the terms below a node; return whether all were known."""
-    kind = _kind(node)
-    below = [next_node for next_node, _ in node.next_functions if next_node is not None]
-    if not depth:
-        return False
-    if kind in ("Add", "Sub") and len(below) == 2:
-        return all(_collect(one, found, depth - 1) for one in below)
-    if kind in ("Add", "Sub", "Mul", _OVER_RANKS, *SAME_VALUES) and len(below) == 1:
-        return _collect(below[0], found, depth - 1)
-    if kind == "Div" and len(below) == 1 and node.next_functions[0][0] is not None:
-        terms: list[float] = []
-        if not _collect(below[0], terms, depth - 1):
-            return False
-        divisor = node._saved_other
-        empty = terms == [_SUM] and float(divisor) <= 1 and is_empty(below[0], divisor)
-        found += [(0.0 if empty else abs(float(divisor))) if one == _SUM else one for one in terms]
-        return not isinstance(divisor, torch.Tensor) or divisor.numel() == 1
-    if kind in ("NllLoss", "NllLoss2D"):
-        found.append({1: lambda: float(node._saved_total_weight), 2: lambda: _SUM}.get(node._saved_reduction, _no)())
-    elif hasattr(node, "_saved_reduction") and hasattr(node, "_saved_self"):
-        found.append({1: lambda: float(node._saved_self.numel()), 2: lambda: _SUM}.get(node._saved_reduction, _no)())
-    elif node.name() in ("MeanBackward0", "MeanBackward1"):
-        found.append(float(node._saved_self_sym_numel))
-    elif node.name() in SUMS or node.name() in _PRODUCTS:
-        found.append(_SUM)
-    else:
-        return False
-    return found[-1] != _UNKNOWN
-
-
-def _kind(node: Any) -> str:
-    name: str = node.name()
-    return name.rstrip("01").removesuffix("Backward")
-
-
-def is_empty(node: Any, divisor: torch.Tensor | None = None) -> bool:
-    """Return whether all that is summed is masked or ignored, and what it is divided by is then no count.
-
-    A program divides by `mask.sum().clamp(min=1)`, say. A number may be `len(batch)` where there is one sample.
-    """
-    scalar = torch.int16 if divisor is None or not divisor.is_floating_point() else torch.float16
-    probe = torch.zeros((), dtype=scalar)
-    no_count = divisor is None or torch.result_type(probe, divisor) != scalar  # no number of Python
-    while node is not None:
-        kind, below = _kind(node), [one for one, _ in node.next_functions]
-        sizes = tuple(getattr(node, "_saved_self_sym_sizes", ()))
-        no_count |= sizes[:1] > (1,)
-        kept: Any = None
-        if kind == _OVER_RANKS:  # what is masked here need not be so on other ranks, but the sum is theirs, too
-            return no_count and node.summed is not None and not bool(node.summed)
-        if kind in ("NllLoss", "NllLoss2D"):
-            ignored = (node._saved_ignore_index + 2**63) % 2**64 - 2**63
-            kept = node._saved_target != ignored
-        elif kind in ("Mul", "Dot") and None in below:
-            found = (getattr(node, f"_saved_{name}", None) for name in ("other", "tensor", "self"))
-            kept = next((one for one in found if isinstance(one, torch.Tensor)), None)
-        elif kind in ("MaskedFill", "MaskedSelect"):
-            kept = ~node._saved_mask if kind == "MaskedFill" else node._saved_mask
-        elif kind == "Where" and None in below:
-            kept = node._saved_condition if below[0] is not None else ~node._saved_condition
-        elif kind not in ("Sum", "Nansum", *SAME_VALUES):
-            return False
-        if 0 in sizes or (kept is not None and not bool(kept.any())):
-            return no_count or (kept is not None and kept.shape[:1] > (1,))
-        node = next((one for one in below if one is not None), None)
-    return False
-
-
-_UNKNOWN = -2.0
-
-
-def _no() -> float:
-    return _UNKNOWN
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:

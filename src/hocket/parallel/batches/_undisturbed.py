@@ -1,9 +1,11 @@
 """Runs of a model that leave no trace in it, nor in random numbers."""
 
 import contextlib
+import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from ._rng import restored
@@ -15,7 +17,8 @@ _OWN = ("_parameters", "_buffers", "_modules")
 def undisturbed(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
     """Open a block after which buffers, attributes and modes of modules, and random states, are as they were.
 
-    Attributes that are lists, dicts, sets or tensors have their contents put back, too; what lies deeper is not seen.
+    Attributes that are lists, dicts, sets, tensors or generators of random numbers have their contents put back, too;
+    what lies deeper is not seen.
 
     Args:
         modules: With all that are inside them.
@@ -44,10 +47,17 @@ def undisturbed(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
 
 def _changeable(module: torch.nn.Module) -> list[Any]:
     values = [*module._buffers.values(), *(v for name, v in vars(module).items() if name not in _OWN)]
-    return [v for v in values if isinstance(v, torch.Tensor) or type(v) in (list, dict, set)]
+    kinds = (torch.Tensor, torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+    return [v for v in values if isinstance(v, kinds) or type(v) in (list, dict, set)]
 
 
 def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Generator | np.random.RandomState):
+        return value.get_state()
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
     return value.detach().clone() if isinstance(value, torch.Tensor) else value.copy()
 
 
@@ -58,6 +68,12 @@ def _put_back(value: Any, copy: Any) -> None:
                 value.copy_(copy)
             else:
                 value.set_(copy)
+    elif isinstance(value, torch.Generator | np.random.RandomState):
+        value.set_state(copy)
+    elif isinstance(value, random.Random):
+        value.setstate(copy)
+    elif isinstance(value, np.random.Generator):
+        value.bit_generator.state = copy
     elif isinstance(value, list):
         value[:] = copy
     else:

@@ -53,6 +53,8 @@ class Note:
         places = {storage.data_ptr(): nbytes for storage, nbytes in alive if storage is not None}
         for tensor in tensors_in(inputs):
             if tensor.layout is torch.strided and (whole := places.get(tensor.untyped_storage().data_ptr())):
+                if self.share is not None and tensor.shape[:1] == (self.share.samples,):
+                    return 1.0  # all samples, of which this may be some steps in time
                 return tensor.numel() * tensor.element_size() / whole
         return 0.0
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -108,9 +108,11 @@ class WholePasses:
                 elif last and i == 0 and form.kind != "sum":
                     expected = measured.count or expected
                 derived = weighed(measured, output, data.size / expected)
+                counting = nullcontext() if measured.weight else _without_gradients(self._model)
                 # What the loss was computed of is memory: the logits of a language model are larger than its layers.
                 del output, value, measured
-                torch.autograd.backward(derived)
+                with counting:
+                    torch.autograd.backward(derived)
         if self.state is not None:
             self.state.end()
         self._form.collect()
@@ -241,6 +243,18 @@ def weighed(measured: MeasuredLoss, output: Any, factor: float) -> torch.Tensor:
     if not rows:
         return measured.loss * (measured.weight * factor)
     return torch.stack([one.masked_fill(torch.ones_like(one, dtype=torch.bool), 0).sum() for one in rows]).sum()
+
+
+@contextmanager
+def _without_gradients(model: torch.nn.Module) -> Iterator[None]:
+    """Open a block in which gradients are zero: 0 times what a model has divided by a count of 0 is no number."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    hooks = [p.register_hook(torch.zeros_like) for p in trained]  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _settled(

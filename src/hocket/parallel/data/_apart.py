@@ -181,7 +181,7 @@ def _run(module: torch.nn.Module, probe: StateProbe, arguments: Any, seed: int) 
     with undisturbed([module]), torch.enable_grad():
         torch.manual_seed(seed)
         outputs = tensors_in(module(*args, **kwargs))
-        counts = [divisors(one) if one.numel() == 1 else () for one in outputs]
+        counts = [divisors(one, samples_in(arguments)) if one.numel() == 1 else () for one in outputs]
         return _ApartRun([one.detach().requires_grad_(one.requires_grad) for one in outputs], counts, probe.now())
 
 

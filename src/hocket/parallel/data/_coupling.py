@@ -8,7 +8,7 @@ import torch
 
 from hocket.comm import torch_adapter
 
-from ..batches import SAME_VALUES, SUMS, is_empty
+from ..batches import SAME_VALUES, SUMS, is_empty, is_of_one, is_one_by_one, kind_of, sizes_of, terms
 
 _MEET = 1e-5
 """Relative to a sample's own second derivative; that by another sample is zero to the bit where they do not meet."""
@@ -66,8 +66,9 @@ def outputs_apart(passes: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor
 def samples_paired(loss: torch.Tensor, made: set[int], samples: int) -> bool:
     """Return whether samples meet in a loss where torch has no second derivative of it, or that is zero.
 
-    So it is of the distances of all pairs of samples; and of a quotient by a sum over samples that is constant, as the
-    sum of all probabilities (a Dice loss).
+    So it is of the distances of all pairs of samples; of a quotient by a sum over samples that is constant, as the sum
+    of all probabilities (a Dice loss); and where the absolute value of a mean over samples is taken, or the larger of
+    two means.
 
     Args:
         loss: A scalar.
@@ -75,17 +76,34 @@ def samples_paired(loss: torch.Tensor, made: set[int], samples: int) -> bool:
         samples: How many there are.
     """
     nodes = list(_behind(loss.grad_fn, made)) if samples > 1 else []
-    apart = any(_kind(one) in ("Select", "Unbind", "Split", "SplitWithSizes") for one in nodes)  # sample by sample
+    apart = any(kind_of(one) in ("Select", "Unbind", "Split", "SplitWithSizes") for one in nodes)  # sample by sample
     for node in nodes:
         below = [one for one, _ in node.next_functions]
-        if _kind(node) == "Div" and None not in below and not apart:
-            sums = [one for one in _behind(below[1], made) if _kind(one) == "Sum" and _over_samples(one, samples)]
-            if any(_sizes(one)[0] == samples and torch_adapter.reaches(one, made) for one in sums):
+        if kind_of(node) in _BENT and not apart and any(_has_mean(one, made, samples) for one in below):
+            return True
+        if kind_of(node) == "Div" and len(below) == 2 and None not in below and not apart:
+            sums = [one for one in _behind(below[1], made) if kind_of(one) == "Sum" and _over_samples(one, samples)]
+            if any(sizes_of(one)[0] == samples and torch_adapter.reaches(one, made) for one in sums):
                 return True
         if "Cdist" in node.name() and all(torch_adapter.reaches(one, made) for one in below if one is not None):
             sizes = [one.shape[-2] for one in (node._saved_x1, node._saved_x2)]
             if sizes[0] == sizes[1] == samples and None not in below:
                 return True
+    return False
+
+
+_BENT = (
+    "Abs", "Clamp", "ClampMin", "ClampMax", "Relu", "LeakyRelu", "Threshold", "Hardtanh", "Maximum", "Minimum",
+    "L1Loss", "SmoothL1Loss", "HuberLoss",
+)  # fmt: skip
+
+
+def _has_mean(root: Any, made: set[int], samples: int) -> bool:
+    """Return whether a value was computed from a sum or mean over the samples of a batch."""
+    for node in _behind(root, made):
+        reduces = kind_of(node) in ("Mean", "Sum", "Nansum") or _reduction(node) in (1, 2)
+        if reduces and _over_samples(node, samples) and torch_adapter.reaches(node, made):
+            return True
     return False
 
 
@@ -110,12 +128,17 @@ def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal
         divided by a count; "" for none of them, and for what is not known.
     """
     small: Literal["", "small"] = ""
-    for node, factor, divisor in _sums(loss):
-        features = _kind(node) in ("Dot", "Vdot") and math.prod(_sizes(node)) % max(1, samples)
-        if divisor or features or is_empty(node) or not torch_adapter.reaches(node, made):
+    singles = 0.0
+    for node, factor, divisor in _terms(loss, samples):
+        if not _is_sum(node):
+            by = 1.0 if divisor is None else abs(float(divisor)) or 1.0
+            singles += factor / by if torch_adapter.reaches(node, made) and is_of_one(node, samples) else 0.0
+            continue
+        features = kind_of(node) in ("Dot", "Vdot") and math.prod(sizes_of(node)) % max(1, samples)
+        if divisor is not None or features or is_empty(node) or not torch_adapter.reaches(node, made):
             continue
         if factor * samples <= 1.001:
-            means = (samples, math.prod(_sizes(node)))
+            means = (samples, math.prod(sizes_of(node)))
             small = small if any(abs(factor * one - 1) < 1e-3 for one in means) else "small"
             continue
         weights = _weights(node)
@@ -123,7 +146,7 @@ def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal
             return "sum"
         if weights.max() - weights.min() > 1e-3 * weights.max():
             return "weights"
-    return small
+    return "sum" if singles > 1.001 and abs(singles - samples) < 1e-3 * samples else small
 
 
 _RANKING = (
@@ -143,7 +166,7 @@ def samples_compete(loss: torch.Tensor, made: set[int], samples: int) -> str:
         samples: How many there are.
     """
     for node in _behind(loss.grad_fn, made):
-        kind = _kind(node)
+        kind = kind_of(node)
         if kind in _RANKING and _over_samples(node, samples) and torch_adapter.reaches(node, made):
             return kind.lower()
     return ""
@@ -163,8 +186,7 @@ def _behind(root: Any, made: set[int]) -> Iterator[Any]:
 
 def _over_samples(node: Any, samples: int) -> bool:
     """Return whether an operator goes over the first dimension, and that is one of samples."""
-    sizes = getattr(node, "_saved_self_sym_sizes", None)
-    sizes = tuple(node._saved_self.shape if sizes is None else sizes)
+    sizes = sizes_of(node)
     if not sizes or not samples:
         return False
     dims = getattr(node, "_saved_dim", None)
@@ -174,18 +196,19 @@ def _over_samples(node: Any, samples: int) -> bool:
     return first and (sizes[0] == samples or (flat and samples > 1 and math.prod(sizes) % samples == 0))
 
 
-def scale_of_means(loss: torch.Tensor, made: set[int]) -> tuple[float, ...]:
+def scale_of_means(loss: torch.Tensor, made: set[int], samples: int) -> tuple[float, ...]:
     """Return by what constants a loss multiplies its means over the model's outputs.
 
     Args:
         loss: A scalar.
         made: Places in the graph of the model's outputs.
+        samples: How many there are.
     """
-    found = []
-    for node, factor, divisor in _terms(loss):
+    found: list[float] = []
+    for node, factor, divisor in () if is_one_by_one(loss, samples) else _terms(loss, samples):
         mean = node.name() == "MeanBackward0" or _reduction(node) == 1
         if mean and torch_adapter.reaches(node, made):
-            found.append(factor / (divisor or 1.0))
+            found.append(factor / (1.0 if divisor is None else abs(float(divisor)) or 1.0))
     return tuple(found)
 
 
@@ -197,58 +220,38 @@ def constant_divisor(loss: torch.Tensor, samples: int, total: int) -> bool:
         samples: How many this rank has.
         total: How many the global batch has.
     """
-    sizes = ((divisor, _sizes(node)) for node, _, divisor in _sums(loss))
-    return samples != total and any(divisor == total != math.prod(size) for divisor, size in sizes)
+    sizes = ((divisor, sizes_of(node)) for node, _, divisor in _sums(loss, samples) if divisor is not None)
+    return samples != total and any(float(divisor) == total != math.prod(size) for divisor, size in sizes)
 
 
-def _sums(loss: torch.Tensor) -> Iterator[tuple[Any, float, float]]:
-    """Yield the sums that are terms of a loss, with constant factors, and what is divided by; 0 for nothing."""
-    return (one for one in _terms(loss) if one[0].name() in SUMS or _reduction(one[0]) == 2)
+def _sums(loss: torch.Tensor, samples: int) -> Iterator[tuple[Any, float, Any]]:
+    """Yield the sums that are terms of a loss, with constant factors, and what is divided by; None for nothing."""
+    return (one for one in _terms(loss, samples) if _is_sum(one[0]))
 
 
-def _sizes(node: Any) -> tuple[int, ...]:
-    """Return the shape of what is summed, as far as it is known; of a product that of either factor."""
-    sizes = getattr(node, "_saved_self_sym_sizes", None)
-    if sizes is None:
-        found = (getattr(node, name, None) for name in ("_saved_self", "_saved_other", "_saved_tensor"))
-        sizes = next((one.shape for one in found if isinstance(one, torch.Tensor)), ())
-    return tuple(sizes)
+def _is_sum(node: Any) -> bool:
+    return node.name() in SUMS or _reduction(node) == 2
+
+
+def _terms(loss: torch.Tensor, samples: int) -> Iterator[tuple[Any, float, Any]]:
+    """Yield the terms of a loss that count, with constant factors, and what is divided by; None for nothing."""
+    for one in terms(loss, samples):
+        if one.node is not None and math.isfinite(one.factor) and one.factor:
+            yield one.node, one.factor, one.divisor
 
 
 def _reduction(node: Any) -> Any:
     return getattr(node, "_saved_reduction", None)
 
 
-def _terms(loss: torch.Tensor) -> Iterator[tuple[Any, float, float]]:
-    """Yield the terms of a loss, with constant factors, and what is divided by; 0 for nothing."""
-    todo: list[tuple[Any, float, float]] = [(loss.grad_fn, 1.0, 0.0)]
-    for _ in range(256):
-        if not todo:
-            return
-        node, factor, divisor = todo.pop()
-        if node is None:
-            continue
-        kind = _kind(node)
-        below = [one for one, _ in node.next_functions if one is not None]
-        if kind in ("Add", "Sub") or (kind in SAME_VALUES and len(below) == 1):
-            todo += [(one, factor, divisor) for one in below]
-        elif kind in ("Mul", "Div") and len(below) == 1 and below[0] is node.next_functions[0][0]:
-            by = node._saved_other
-            by = float(by) if by is not None and (not isinstance(by, torch.Tensor) or by.numel() == 1) else math.nan
-            if math.isfinite(by) and by:
-                todo.append((below[0], factor * abs(by), divisor) if kind == "Mul" else (below[0], factor, by))
-        else:
-            yield node, factor, divisor
-
-
 def _weights(node: Any) -> torch.Tensor | None:
     """Return the tensor without gradient that is multiplied with what is summed; None where there is none."""
-    if _kind(node) in ("Dot", "Vdot"):
+    if kind_of(node) in ("Dot", "Vdot"):
         return _factor(node)
     below = node.next_functions[0][0]
-    while below is not None and _kind(below) in SAME_VALUES:
+    while below is not None and kind_of(below) in SAME_VALUES:
         below = below.next_functions[0][0]
-    return None if below is None or _kind(below) != "Mul" else _factor(below)
+    return None if below is None or kind_of(below) != "Mul" else _factor(below)
 
 
 def _factor(node: Any) -> torch.Tensor | None:
@@ -257,8 +260,3 @@ def _factor(node: Any) -> torch.Tensor | None:
         return None
     found = (getattr(node, name, None) for name in ("_saved_other", "_saved_tensor", "_saved_self"))
     return next((one.detach() for one in found if isinstance(one, torch.Tensor) and one.numel() > 1), None)
-
-
-def _kind(node: Any) -> str:
-    name: str = node.name()
-    return name.rstrip("01").removesuffix("Backward")

@@ -8,7 +8,7 @@ import torch
 
 from hocket import comm
 
-from ..batches import BatchShard, divisors
+from ..batches import BatchShard, divisors, is_one_by_one
 from ..batches import batch as _batch
 from ..mesh import World
 from ._apart import Apart
@@ -24,7 +24,7 @@ from ._coupling import (
 from ._replica_marks import ReplicaMarks
 
 _TERMS = 8
-"""Most terms of a loss that are looked at: a loss of more is weighted by samples."""
+"""Numbers by which the terms of a loss are compared among ranks."""
 
 _LOOKED_AT = 4
 """Batches in whose losses constant factors are looked at."""
@@ -82,6 +82,7 @@ class LossWeights:
         self._parts = BatchParts()
         self._looked_at = 0
         self._told_scales = False
+        self._one_by_one = False  # whether the loop adds up the losses of single samples
 
     @property
     def looks_at_parts(self) -> bool:
@@ -102,11 +103,12 @@ class LossWeights:
             RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
         """
         single = loss.numel() == 1
-        terms = divisors(loss) if single else ()
-        scales = scale_of_means(loss, made) if self.looks_at_parts and single else ()
+        self._one_by_one |= single and is_one_by_one(loss, samples)
+        terms = divisors(loss, samples) if single and not self._one_by_one else ()
+        scales = scale_of_means(loss, made, samples) if self.looks_at_parts and single else ()
         wrong = self._parts.add(note, part, scales[0] if scales else 0.0, samples)
         self._looked_at += not 0 < part < 1
-        return self._weight_by(terms if len(terms) <= _TERMS else (), samples, scales, wrong)
+        return self._weight_by(terms, samples, scales, wrong)
 
     def check_first(
         self,
@@ -164,10 +166,10 @@ class LossWeights:
         found = [(meet, summed) for meet, summed, *_ in everyone]
         if any(one for one, _ in found):
             raise RuntimeError(
-                "samples of the batch meet in the loss (in-batch negatives, a root of a mean, a statistic of the "
-                "batch), so that it is not that of one device when ranks have parts of the batch each: gather what "
-                "it needs with a collective that has a gradient, or take hocket.Trainer with a plan that does not "
-                "cut batches"
+                "samples of the batch meet in the loss (in-batch negatives, a root, absolute value or largest of "
+                "means, a statistic of the batch), so that it is not that of one device when ranks have parts each: "
+                "gather what it needs with a collective that has a gradient, or take hocket.Trainer with a plan that "
+                "does not cut batches"
             )
         if any(one == "weights" for _, one in found):
             raise RuntimeError(
@@ -214,11 +216,15 @@ class LossWeights:
         # Where nothing counts, the loss may be of another form: that of others holds.
         votes = float(samples > 0 and any(terms))
         if votes:
-            counts[: len(terms)] = torch.tensor(terms, dtype=torch.float64)
+            for i, one in enumerate(terms):  # those of more are in proportion if they are in these sums, but for chance
+                counts[i % _TERMS] += one * (1 + i // _TERMS / 7)
         size = len(terms) * votes
-        known = torch.tensor([size, size * size, float(not samples or len(terms) > 0), votes], dtype=torch.float64)
+        # Whether these are not one for each sample, or their mean.
+        single = float(votes > 0 and len(terms) % samples > 0 and (len(terms) > 1 or terms[0] % samples > 0))
+        known = [size, size * size, float(not samples or len(terms) > 0), votes, single]
         said = torch.tensor([scale, scale * scale, float(scale != 0), float(wrong)], dtype=torch.float64)
-        mine = torch.cat([counts, counts.square(), counts * counts[0], known, said, self._marks.numbers()])
+        by_terms = [counts, counts.square(), counts * counts[0], torch.tensor(known, dtype=torch.float64)]
+        mine = torch.cat([*by_terms, said, self._marks.numbers()])
         sums = mine.to(self._world.device)
         with comm.label("loss weights"):
             self._world.all_reduce(sums)
@@ -227,10 +233,16 @@ class LossWeights:
         sums = sums[: -ReplicaMarks.SIZE]
         self._check_scales(sums[-4:].tolist(), scales)
         sums = sums[:-4]
-        totals, squares, products = sums[:-4].view(3, _TERMS)
-        number, number_squared, all_known, voters = sums[-4:].tolist()
-        world = self._world.size
-        if all_known < world or number**2 != voters * number_squared or not totals[0]:
+        totals, squares, products = sums[:-5].view(3, _TERMS)
+        number, number_squared, all_known, voters, singles = sums[-5:].tolist()
+        world, alike = self._world.size, number**2 == voters * number_squared
+        if all_known == world and not alike and singles:
+            raise RuntimeError(
+                "the losses of ranks have different numbers of terms, as where a rank leaves out what it has no "
+                'samples of: no one weight is right. Say loss_reduction="sum", and divide each sum by '
+                "hocket.total(count)"
+            )
+        if all_known < world or not alike or not totals[0]:
             return None
         # The counts of two terms are in proportion on all ranks if and only if Cauchy and Schwarz's bound is reached.
         if not torch.allclose(products.square(), squares * squares[0], rtol=1e-4):

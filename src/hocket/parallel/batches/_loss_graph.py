@@ -1,0 +1,312 @@
+"""What the graph of automatic differentiation tells of a loss: its terms, and what each of them divides by."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hocket.comm import torch_adapter
+
+SAME_VALUES = (
+    "Neg",
+    "ToCopy",
+    "View",
+    "UnsafeView",
+    "ReshapeAlias",
+    "Squeeze",
+    "Unsqueeze",
+    "Alias",
+    "Clone",
+    "Expand",
+    "Permute",
+    "NanToNum",
+)
+SUMS = ("SumBackward0", "SumBackward1", "NansumBackward0", "NansumBackward1", "DotBackward0", "VdotBackward0")
+"""Sums where the result is a scalar, also of products: `losses.sum(0)`, `losses @ mask`."""
+_PRODUCTS = ("MvBackward0", "MmBackward0", "BmmBackward0")  # what einsum makes sums of
+_OVER_RANKS = "_Total"  # the sum over the parts of samples that spatial parallelism has divided
+_SUM = -1.0  # the count of a term that divides by nothing
+_MEANS = ("MeanBackward0", "MeanBackward1")
+_ELEMENTWISE = ("Add", "Sub", "Rsub", "Mul", "Div", "Pow", "Where", "MaskedFill")
+_LOOK_UPS = ("Embedding", "Index", "Gather", "Take", "MaskedSelect", "Scatter", "CtcLoss")
+_CHAIN = 16
+_MOST = 4096
+"""Operators that are looked at, at most: a loss of more is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A term of a loss.
+
+    Attributes:
+        node: The operator that gives it, below constant factors; None where there are too many to tell.
+        factor: By what it is multiplied, of which the sign is left out.
+        divisor: What it is divided by; None for nothing.
+    """
+
+    node: Any
+    factor: float
+    divisor: torch.Tensor | None
+
+
+def divisors(loss: torch.Tensor, samples: int | None = None) -> tuple[float, ...]:
+    """Return what each term of a loss divides by: labels that are not ignored, their weights, elements of a mean.
+
+    The graph of automatic differentiation has kept it. () where some term is of a form that is not known here. A loss
+    of which nothing counts, as everything is masked, has one that divides by 0. Terms of parameters alone (a penalty of
+    weights) are the same whatever the samples are, and are left out.
+
+    Args:
+        loss: A scalar.
+        samples: How many it is of; None if that is not known.
+    """
+    if loss.grad_fn is None:  # perhaps a zero that the program has made
+        return (0.0,) if loss.requires_grad and not bool(loss.any()) else ()
+    if is_empty(loss.grad_fn):
+        return (0.0,)
+    parts = terms(loss, samples)
+    found = [one for one in map(_count, parts) if one is not None and one >= 0]
+    if len(found) < len(parts):
+        return ()
+    if len(parts) == 1 and parts[0].divisor is not None and not _is_sum(parts[0].node):
+        return (found[0] * abs(float(parts[0].divisor)),)  # a mean of what is masked, divided by that of the mask
+    return tuple(found)
+
+
+def _count(term: Term) -> float | None:
+    """Return what a term divides by; _SUM for nothing, None where that is not known."""
+    node = term.node
+    if node is None:
+        return None
+    if _is_sum(node):
+        if term.divisor is None:
+            return _SUM if term.factor else 0.0  # `output.sum() * 0`, where a part has nothing that counts
+        empty = float(term.divisor) <= 1 and is_empty(node, term.divisor)
+        return 0.0 if empty else abs(float(term.divisor))
+    if node.name() in _MEANS:
+        return float(node._saved_self_sym_numel)
+    if getattr(node, "_saved_reduction", None) == 1 and hasattr(node, "_saved_self"):
+        nll = kind_of(node) in ("NllLoss", "NllLoss2D")
+        return float(node._saved_total_weight if nll else node._saved_self.numel())
+    return None
+
+
+def _is_sum(node: Any) -> bool:
+    return getattr(node, "_saved_reduction", None) == 2 or node.name() in SUMS or node.name() in _PRODUCTS
+
+
+def terms(loss: torch.Tensor, samples: int | None = None) -> list[Term]:
+    """Return what a loss adds up, but for what is computed of parameters alone.
+
+    A sum or mean of losses that the program has put together (`torch.stack([a, b]).mean()`) is taken apart, and so is
+    one over what was summed, or averaged, over the samples before (`losses.mean(0).sum()`).
+
+    Args:
+        loss: A scalar.
+        samples: How many it is of; None if that is not known.
+    """
+    found: list[Term] = []
+    todo = [Term(loss.grad_fn, 1.0, None)]
+    for _ in range(_MOST):
+        if not todo:
+            break
+        term = todo.pop()
+        node, kind = term.node, kind_of(term.node)
+        below = [one for one, _ in node.next_functions if one is not None]
+        by, scaled = _scaled(node) if kind in ("Mul", "Div") else (None, None)
+        if kind in ("Add", "Sub") or (kind in (*SAME_VALUES, _OVER_RANKS) and len(below) == 1):
+            todo += [Term(one, term.factor, term.divisor) for one in reversed(below)]
+        elif by is not None and by.numel() == 1:
+            number = abs(float(by))
+            if kind == "Div" and len(below) == 1:
+                todo.append(Term(scaled, term.factor, by))
+            else:
+                todo.append(Term(scaled, term.factor * (number if kind == "Mul" else 1 / (number or 1)), term.divisor))
+        elif parts := _parts(node, samples):
+            todo += [
+                Term(one, term.factor * factor, term.divisor if divisor is None else divisor)
+                for one, factor, divisor in reversed(parts)
+            ]
+        else:
+            found.append(term)
+    if todo:
+        return [Term(None, 1.0, None)]
+    return found if len(found) == 1 else [one for one in found if not _of_parameters(one.node)]
+
+
+def kind_of(node: Any) -> str:
+    """Return the name of an operator in the graph, without what torch adds to it."""
+    name: str = node.name()
+    return name.rstrip("01").removesuffix("Backward")
+
+
+def _scaled(node: Any) -> tuple[torch.Tensor | None, Any]:
+    """Return what a product or quotient multiplies with, or divides by, and the rest; None where both have samples."""
+    first, second = [*(one for one, _ in node.next_functions), None][:2]
+    found: Any = (None, None)
+    if first is not None and (second is None or _of_parameters(second)):
+        found = node._saved_other, first
+    elif second is not None and kind_of(node) == "Mul" and (first is None or _of_parameters(first)):
+        found = node._saved_self, second
+    by, rest = found
+    return (None, None) if by is None else (torch.as_tensor(by).detach(), rest)
+
+
+def _parts(node: Any, samples: int | None) -> list[tuple[Any, float, torch.Tensor | None]]:
+    """Return what a sum or mean goes over, if that was put together or is of all samples, with factors and divisors."""
+    kind, size = kind_of(node), _elements(node)
+    if node.name() not in (*SUMS, *_MEANS) or size < 2:
+        return []
+    factors = torch.full((size,), 1.0 / size if kind == "Mean" else 1.0, dtype=torch.float64)
+    divided: torch.Tensor | None = None
+    below = node
+    while True:
+        kind = kind_of(below)
+        if kind in ("Dot", "Vdot", "Mul", "Div"):
+            by, rest = _dotted(below) if kind in ("Dot", "Vdot") else _scaled(below)
+            if by is None or by.numel() not in (1, size):
+                return []
+            by = by.to("cpu", torch.float64).reshape(-1)
+            if kind == "Div":
+                divided = by.expand(size)
+            else:
+                factors = factors * by.abs()
+        elif below is not node and kind not in SAME_VALUES:
+            break
+        else:
+            rest = below.next_functions[0][0]
+        if rest is None:
+            return []
+        below = rest
+    inner = [one for one, _ in below.next_functions]
+    if kind in ("Stack", "Cat"):
+        of_samples = samples is None or (not size % max(1, samples) and any(is_of_one(one, samples) for one in inner))
+        if of_samples or len(inner) != size or None in inner:
+            return []
+        counts: list[torch.Tensor | None] = [None] * size if divided is None else list(divided)
+        return [(one, f, d) for one, f, d in zip(inner, factors.tolist(), counts, strict=True)]
+    sizes = tuple(getattr(below, "_saved_self_sym_sizes", ()))
+    if kind not in ("Mean", "Sum", "Nansum") or 0 not in _dims(below):
+        return []
+    if kind == "Mean":
+        return [(below, float((factors if divided is None else factors / divided).sum()), None)]
+    if inner[0] is None or kind_of(inner[0]) == "Stack" or not samples or sizes[0] % samples:
+        return []
+    if divided is None:  # the mean of sums over samples is a sum, whatever else it goes over
+        return [(below, float(factors.mean()) * (size if node.name() in _MEANS else 1), None)]
+    return [(below, f, d) for f, d in zip(factors.tolist(), divided, strict=True)]
+
+
+def _dotted(node: Any) -> tuple[torch.Tensor | None, Any]:
+    """Return what a product of vectors multiplies with, and the other; None where both have a gradient."""
+    first, second = (one for one, _ in node.next_functions)
+    if first is None or second is None:
+        return (node._saved_self, second) if first is None else (node._saved_tensor, first)
+    return None, None
+
+
+def _elements(node: Any) -> int:
+    """Return how many elements a sum, mean or product goes over; 0 where that is not known."""
+    return math.prod(sizes_of(node)) if sizes_of(node) else 0
+
+
+def sizes_of(node: Any) -> tuple[int, ...]:
+    """Return the shape of what an operator goes over, as far as it is known; of a product that of either factor."""
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    if sizes is None:
+        found = (getattr(node, name, None) for name in ("_saved_self", "_saved_other", "_saved_tensor"))
+        sizes = next((one.shape for one in found if isinstance(one, torch.Tensor)), ())
+    return tuple(sizes)
+
+
+def _dims(node: Any) -> tuple[int, ...]:
+    """Return over which dims of at least two an operator goes, if not over all; () for a scalar result."""
+    dims, count = getattr(node, "_saved_dim", ()), len(sizes_of(node))
+    dims = dims if isinstance(dims, tuple) else (dims,)
+    return tuple((dim - 2**64 if dim >= 2**63 else dim) % count for dim in dims) if count > 1 else ()
+
+
+def is_of_one(node: Any, samples: int) -> bool:
+    """Return whether a loss may be that of a single sample: what it goes over is no multiple of samples."""
+    odd = False
+    for _ in range(_CHAIN if samples > 1 else 0):
+        if node is None:
+            break
+        kind, sizes = kind_of(node), sizes_of(node)
+        if kind in ("Index", "IndexSelect", "MaskedSelect"):  # what is not masked, perhaps
+            return False
+        reduces = hasattr(node, "_saved_reduction") or kind in ("Mean", "Sum", "Nansum")
+        odd |= reduces and bool(sizes) and sizes[0] % samples != 0
+        node = next((one for one, _ in node.next_functions if one is not None), None)
+    return odd
+
+
+def is_one_by_one(loss: torch.Tensor, samples: int) -> bool:
+    """Return whether a loss adds up those of single samples, each of which may be a mean over something else."""
+    found = terms(loss, samples) if samples > 1 else []
+    return len(found) >= max(2, samples) and any(one.node and is_of_one(one.node, samples) for one in found)
+
+
+def _of_parameters(root: Any) -> bool:
+    """Return whether an operator's result is made of parameters and constants, and not of samples.
+
+    Samples have no gradient: they come in by products with such a tensor, by look-ups, and by what makes a parameter
+    larger.
+    """
+    seen: set[Any] = set()
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name().endswith("AccumulateGrad"):
+            if not isinstance(node.variable, torch.nn.Parameter):
+                return False
+            continue
+        kind, below = kind_of(node), [one for one, _ in node.next_functions]
+        if len(seen) > _MOST or kind.startswith(_LOOK_UPS) or hasattr(node, "_saved_target") or not any(below):
+            return False
+        if None in below and (kind not in _ELEMENTWISE or _size(node) > max(_size(one) for one in below if one)):
+            return False
+        todo += below
+    return True
+
+
+def _size(node: Any) -> int:
+    """Return the elements of an operator's result."""
+    return math.prod(torch_adapter.result_sizes(node))
+
+
+def is_empty(node: Any, divisor: torch.Tensor | None = None) -> bool:
+    """Return whether all that is summed is masked or ignored, and what it is divided by is then no count.
+
+    A program divides by `mask.sum().clamp(min=1)`, say. A number may be `len(batch)` where there is one sample.
+    """
+    scalar = torch.int16 if divisor is None or not divisor.is_floating_point() else torch.float16
+    probe = torch.zeros((), dtype=scalar)
+    no_count = divisor is None or torch.result_type(probe, divisor) != scalar  # no number of Python
+    while node is not None:
+        kind, below = kind_of(node), [one for one, _ in node.next_functions]
+        sizes = tuple(getattr(node, "_saved_self_sym_sizes", ()))
+        no_count |= sizes[:1] > (1,)
+        kept: Any = None
+        if kind == _OVER_RANKS:  # what is masked here need not be so on other ranks, but the sum is theirs, too
+            return no_count and node.summed is not None and not bool(node.summed)
+        if kind in ("NllLoss", "NllLoss2D"):
+            ignored = (node._saved_ignore_index + 2**63) % 2**64 - 2**63
+            kept = node._saved_target != ignored
+        elif kind in ("Mul", "Dot") and None in below:
+            found = (getattr(node, f"_saved_{name}", None) for name in ("other", "tensor", "self"))
+            kept = next((one for one in found if isinstance(one, torch.Tensor)), None)
+        elif kind in ("MaskedFill", "MaskedSelect"):
+            kept = ~node._saved_mask if kind == "MaskedFill" else node._saved_mask
+        elif kind == "Where" and None in below:
+            kept = node._saved_condition if below[0] is not None else ~node._saved_condition
+        elif kind not in ("Sum", "Nansum", *SAME_VALUES):
+            return False
+        if 0 in sizes or (kept is not None and not bool(kept.any())):
+            return no_count or (kept is not None and kept.shape[:1] > (1,))
+        node = next((one for one in below if one is not None), None)
+    return False

@@ -1,0 +1,54 @@
+"""What the graph of a loss tells it divides by."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hocket.parallel.batches import divisors, is_one_by_one
+
+TARGET = torch.tensor([0, 2, -100, 1])
+SCALE, WEIGHT = nn.Parameter(torch.tensor(0.3)), nn.Parameter(torch.rand(3, 5))
+
+
+def counted(output: Tensor) -> Tensor:
+    """A mean over three of four samples."""
+    return F.cross_entropy(output, TARGET)
+
+
+@pytest.mark.parametrize(
+    ("loss", "counts"),
+    [
+        (lambda output: counted(output) + 0.1 * WEIGHT.square().sum(), (3.0,)),
+        (lambda output: counted(output) + sum(one.norm() for one in (WEIGHT, SCALE)), (3.0,)),
+        (lambda output: counted(output) + 0.1 * (WEIGHT - torch.ones(3, 5)).abs().mean(), (3.0,)),
+        (lambda output: counted(output) + (WEIGHT @ WEIGHT.T - torch.eye(3)).square().sum(), (3.0,)),
+        (lambda output: torch.exp(-SCALE) * counted(output) + SCALE, (3.0,)),
+        (lambda output: counted(output) / (2 * SCALE**2) + SCALE.log(), (3.0,)),
+        (lambda output: counted(output) + ((torch.rand(4, 5) @ WEIGHT.T) ** 2).mean(), (3.0, 12.0)),
+        (lambda output: counted(output) + ((torch.rand(4, 3, 5) - WEIGHT) ** 2).mean(), (3.0, 60.0)),
+        (lambda output: torch.stack([counted(output), output.square().mean()]).mean(), (3.0, 12.0)),
+        (lambda output: torch.stack([counted(output), counted(output)]) @ torch.tensor([0.2, 0.8]), (3.0, 3.0)),
+        (lambda output: (torch.stack([counted(output)] * 3) * WEIGHT[:, 0].softmax(0)).sum(), (3.0, 3.0, 3.0)),
+        (lambda output: torch.cat([counted(output)[None], counted(output)[None]]).mean(), (3.0, 3.0)),
+        (lambda output: output.square().mean(0).mean(), (12.0,)),
+        (lambda output: (output * (TARGET >= 0)[:, None]).mean() / (TARGET >= 0).float().mean(), (9.0,)),
+        (lambda output: counted(output) + output.sum() * 0, (3.0, 0.0)),
+        (lambda output: (output.sum(0) / torch.tensor([4.0, 3.0, 2.0])).mean(), (4.0, 3.0, 2.0)),
+    ],
+)
+def test_terms_tell_what_they_divide_by(loss: Callable[[Tensor], Tensor], counts: tuple[float, ...]) -> None:
+    """Penalties of weights, learned factors, and losses that are put together before they are added up."""
+    output = torch.rand(4, 3, requires_grad=True) * 1.0
+    assert divisors(loss(output), samples=4) == pytest.approx(counts)
+
+
+def test_losses_of_single_samples_are_told_from_those_of_tasks() -> None:
+    output, lengths = torch.rand(4, 5, 3, requires_grad=True) * 1.0, (2, 5, 1, 3)
+    ragged = [row[:length].square().mean() for row, length in zip(output, lengths, strict=True)]
+    assert is_one_by_one(torch.stack(ragged).mean(), 4) or divisors(torch.stack(ragged).mean(), 4) == (4.0,)
+    assert is_one_by_one(sum(ragged, torch.zeros(())) / 4, 4)
+    tasks = [output[:, k].square().mean() for k in range(5)]
+    assert not is_one_by_one(sum(tasks, torch.zeros(())), 4)
