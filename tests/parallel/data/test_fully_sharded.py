@@ -228,11 +228,24 @@ class Decaying(Squared):
         return sum(one.square().sum() for one in self.parameters())  # type: ignore[return-value]
 
 
+class Early(nn.Module):
+    """Calls a part of a block before the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 1)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner: Any = self.layers[0]
+        return self.layers[1](inner(inner[0](x)))[..., 0]  # type: ignore[no-any-return]
+
+
 REFUSED = {
     Squared: "create_graph=True.*say shard = 'gradients'",
     Clamping: "forward writes to parameter '0.weight'",
     Curvature: "inside a transform of torch.func.*say shard = 'gradients'",
     Replaced: "stands in the place of parameter 'inner.0.bias'.*say shard = 'gradients'",
+    Early: "gradient of parameter 'layers.0.0.weight' came after.*say shard = 'gradients'",
     Decaying: "outside of the block that they belong to.*say shard = 'gradients'",
 }
 
