@@ -212,7 +212,7 @@ def without_collectives() -> Iterator[None]:
 
 
 def uncounted() -> contextlib.AbstractContextManager[Any]:
-    """Open a block in which this thread's writes to tensors are not counted in their versions, at which autograd looks."""
+    """Open a block in which this thread writes to tensors without a new version of them, at which autograd looks."""
     guard: Any = _torch_c._ExcludeDispatchKeyGuard(_torch_c.DispatchKeySet(_torch_c.DispatchKey.ADInplaceOrView))
     return guard  # type: ignore[no-any-return]
 
