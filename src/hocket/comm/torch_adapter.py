@@ -216,6 +216,12 @@ def without_collectives() -> Iterator[None]:
             setattr(owner, name, function)
 
 
+def uncounted() -> contextlib.AbstractContextManager[Any]:
+    """Open a block in which this thread writes to tensors without a new version of them, at which autograd looks."""
+    guard: Any = _torch_c._ExcludeDispatchKeyGuard(_torch_c.DispatchKeySet(_torch_c.DispatchKey.ADInplaceOrView))
+    return guard  # type: ignore[no-any-return]
+
+
 def uncompiled() -> contextlib.AbstractContextManager[Any]:
     """Open a block in which what torch.compile has wrapped runs as it was written."""
     if "torch._dynamo" not in sys.modules:

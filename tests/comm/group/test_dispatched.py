@@ -128,3 +128,12 @@ def test_the_flight_recorder_records_where_it_is_asked_for():
     first, second = run_ranks(_recorded, 2, backend=None)
     assert ("hocket:all_reduce", [[7]]) in first
     assert ("hocket:all_reduce", [[7]]) in second
+
+
+def _answers():
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    return [name for name in dir(backend) if "supports_" in name and getattr(backend, name) is True]
+
+
+def test_a_backend_answers_what_it_supports():
+    assert run_ranks(_answers, 1) == [["supports_splitting"]]

@@ -348,6 +348,27 @@ def test_a_result_may_be_told_to_have_gradients_while_it_is_computed(layout):
     assert run(layout, _gradients_asked_for_meanwhile) == [[[2.0] * 4] * 2] * 2
 
 
+def _versions():
+    seen, group = [], dist.group.WORLD
+    for call in (
+        dist.all_reduce,
+        lambda t, **how: dist.broadcast(t, 0, **how),
+        lambda t, **how: dist.reduce(t, 0, **how),
+        lambda t, **how: dist.all_gather_single(t, torch.ones(2), **how),
+    ):
+        tensor = torch.ones(4)
+        work = call(tensor, group=group, async_op=True)
+        at_once = tensor._version
+        work.wait()
+        seen.append((at_once, tensor._version))
+    return seen
+
+
+def test_a_result_counts_as_written_when_its_operation_is_posted_and_no_later():
+    # By then autograd may have kept it: torch 2.15's functional all_reduce with MAX does.
+    assert run_ranks(_versions, 2) == [[(1, 1), (0, 0), (1, 1), (1, 1)], [(1, 1), (1, 1), (0, 0), (1, 1)]]
+
+
 def _waiting_costs_no_core():
     if dist.get_rank() == 0:
         time.sleep(2.0)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hocket
-from hocket.planner import Plan
+from hocket.planner import Plan, PlanError
 from hocket.testing import run_ranks
 
 
@@ -228,11 +228,24 @@ class Decaying(Squared):
         return sum(one.square().sum() for one in self.parameters())  # type: ignore[return-value]
 
 
+class Early(nn.Module):
+    """Calls a part of a block before the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 1)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner: Any = self.layers[0]
+        return self.layers[1](inner(inner[0](x)))[..., 0]  # type: ignore[no-any-return]
+
+
 REFUSED = {
     Squared: "create_graph=True.*say shard = 'gradients'",
     Clamping: "forward writes to parameter '0.weight'",
     Curvature: "inside a transform of torch.func.*say shard = 'gradients'",
     Replaced: "stands in the place of parameter 'inner.0.bias'.*say shard = 'gradients'",
+    Early: "gradient of parameter 'layers.0.0.weight' came after.*say shard = 'gradients'",
     Decaying: "outside of the block that they belong to.*say shard = 'gradients'",
 }
 
@@ -252,3 +265,32 @@ def test_what_would_lose_gradients_or_numbers_is_refused() -> None:
     for rank in run_ranks(refusals, 2):
         for expected, said in zip(REFUSED.values(), rank, strict=True):
             assert re.search(expected, said), said
+
+
+class Widening(nn.Linear):
+    """Has weights of another type than what it is given."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
+def of_two_types(plan: Plan) -> list[float]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 8), Widening(8, 3).double())
+    trainer = hocket.Trainer(model, F.mse_loss, torch.optim.SGD(model.parameters(), 0.1), plan)
+    batch = torch.randn(8, 4), torch.randn(8, 3).double()
+    return [float(trainer.step(batch)) for _ in range(3)]
+
+
+def types() -> tuple[list[float], str]:
+    model = nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(4, 8), Widening(8, 1).double())))
+    with pytest.raises(PlanError) as error:
+        hocket.Trainer(model, F.mse_loss, torch.optim.SGD(model.parameters(), 0.1), Plan(shard="parameters"))
+    return of_two_types(Plan(shard="parameters")), str(error.value)
+
+
+def test_blocks_may_differ_in_type_and_a_block_that_has_two_is_refused() -> None:
+    for each, said in run_ranks(types, 2):
+        assert each == pytest.approx(of_two_types(Plan()), rel=1e-6)
+        assert "0.0.0.weight is of torch.float32, 0.0.1.weight of torch.float64" in said
+        assert "give them one type" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -15,7 +16,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from torch import nn
 
 import hocket
 from hocket.parallel import CheckpointError
-from hocket.parallel.state import _manifest, _replace, checkpoint
+from hocket.parallel.state import _manifest, _reader, _replace, checkpoint
 from hocket.planner import Plan
 from hocket.testing import deadline, run_ranks
 
@@ -438,3 +439,19 @@ def test_two_programs_that_save_to_one_path_are_told_so(tmp_path: Path, monkeypa
     monkeypatch.setattr(_manifest.Manifest, "write", save_and_write)
     with pytest.raises(CheckpointError, match="another program saves to the same path"):
         one.trainer.save(tmp_path / "ck")
+
+
+def test_what_a_later_torch_has_written_is_said_to_be_so(
+    moments: Moments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def more(*_: Any) -> None:
+        raise ValueError("too many values to unpack (expected 5)")  # as torch 2.13 has it of 2.15's
+
+    moments.trainer.save(tmp_path)
+    monkeypatch.setattr("torch.distributed.checkpoint.metadata.TensorProperties.__setstate__", more)
+    with pytest.raises(CheckpointError, match="too many values.*if a later torch than .* wrote it, read it with that"):
+        hocket.read_state_dict(tmp_path)
+
+
+def test_paths_that_python_3_13_has_written_are_read_by_others() -> None:
+    assert _reader._MetadataUnpickler(io.BytesIO(b"cpathlib._local\nPosixPath\n.")).load() is PosixPath

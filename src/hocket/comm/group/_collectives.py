@@ -44,7 +44,7 @@ class Collectives(Reductions):
                 write_back(flat, tensor)
             return path
 
-        return backend.submit("broadcast", opts, [tensor], tensor, action)
+        return backend.submit("broadcast", opts, [tensor], tensor, action, self._rank != root)
 
     def allgather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Any, opts: Any = None, *more: Any, **named: Any

@@ -22,11 +22,13 @@ class DeviceBackend:
         self.device = device
         self._side = torch.cuda.Stream(device) if device is not None else None  # type: ignore[no-untyped-call]
 
-    def submit(self, kind: str, opts: Any, results: list[torch.Tensor], payload: Any, action: Action) -> Work:
+    def submit(
+        self, kind: str, opts: Any, results: list[torch.Tensor], payload: Any, action: Action, written: bool = True
+    ) -> Work:
         """See Runner.submit; on a GPU the operation comes after what the current stream holds."""
         if self.device is not None and self._side is not None:
             action = _cuda_ipc.beside_stream(action, self.device, self._side)
-        return self.runner.submit(kind, opts, results, payload, action)
+        return self.runner.submit(kind, opts, results, payload, action, written)
 
 
 def empty_on_host(tensor: torch.Tensor) -> torch.Tensor:

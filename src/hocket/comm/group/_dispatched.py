@@ -128,7 +128,8 @@ class RegisteredBackend(c10d.BackendBase):  # type: ignore[misc]
 
     supports_splitting = True
     # torch asks these of the object again and again, without an end, where a class does not answer.
-    supports_coalescing = supports_shrinking = supports_reconfigure = supports_window = _supports_time_estimate = False
+    supports_coalescing = supports_shrinking = supports_reconfigure = supports_window = False
+    supports_time_estimate = _supports_time_estimate = False  # of torch 2.14, and of later ones
 
     def __init__(self, group: DispatchedGroup) -> None:
         super().__init__(group.rank(), group.size())

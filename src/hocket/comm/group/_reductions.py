@@ -91,7 +91,7 @@ class Reductions(c10d.ProcessGroupBase):  # type: ignore[misc]
                 _put(share, flat, tensor)
             return path
 
-        return backend.submit("reduce", opts, [tensor], tensor, action)
+        return backend.submit("reduce", opts, [tensor], tensor, action, self._rank == root)
 
     def reduce_scatter(
         self, outputs: Any, inputs: Sequence[Sequence[Tensor]], opts: Any = None, *more: Any, **named: Any

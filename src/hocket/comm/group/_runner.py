@@ -1,5 +1,6 @@
 """Runs the operations of one group in order, tells the observers, and ends the group when one of them breaks it."""
 
+import contextlib
 import copy
 import functools
 import time
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .. import torch_adapter
 from ..shm import Channel
 from ..transport import CollectiveMismatchError, CommError
 from ..transport import observers as _observe
@@ -40,11 +42,14 @@ class Runner:
         self._broken: CommError | None = None
         self._queue = ProgressQueue(name)
 
-    def submit(self, kind: str, opts: Any, results: list[torch.Tensor], payload: Any, action: Action) -> HocketWork:
+    def submit(
+        self, kind: str, opts: Any, results: list[torch.Tensor], payload: Any, action: Action, written: bool = True
+    ) -> HocketWork:
         """Run `action` now, or queue it.
 
-        The future of the operation will hold `results`; reports count the bytes of `payload`; `opts` are c10d's:
-        time-out and whether the caller waits. Raises CommError: an earlier operation has broken the group.
+        The future of the operation will hold `results`, which `action` writes to if `written` is True; reports count
+        the bytes of `payload`; `opts` are c10d's: time-out and whether the caller waits. Raises CommError: an earlier
+        operation has broken the group.
         """
         if self._broken is not None:
             raise copy.copy(self._broken)
@@ -57,7 +62,9 @@ class Runner:
         if opts.asyncOp or not self._queue.enter():
             # What this thread's inference mode permits the progress thread must be permitted too.
             inference = torch.is_inference_mode_enabled()
-            self._queue.post(work, lambda: self._run_beside(action, record, timeout_s, inference))
+            if opts.asyncOp and written:  # counted now: autograd may keep a result before it is there
+                torch.autograd.graph.increment_version(results)
+            self._queue.post(work, lambda: self._run_beside(action, record, timeout_s, inference, opts.asyncOp))
             return work
         if record is not None:
             record.inline = True
@@ -73,11 +80,17 @@ class Runner:
         return work
 
     def _run_beside(
-        self, action: Action, record: _observe.OperationRecord | None, timeout_s: float, inference: bool
+        self,
+        action: Action,
+        record: _observe.OperationRecord | None,
+        timeout_s: float,
+        inference: bool,
+        counted: bool,
     ) -> BaseException | None:
         """On the progress thread, beside computation that needs the cores more than waiting does."""
         # A program may ask for gradients of a result before it has waited for it; leaving inference mode turns them on.
-        with torch.inference_mode(inference), torch.no_grad():
+        versions = torch_adapter.uncounted() if counted else contextlib.nullcontext()
+        with torch.inference_mode(inference), torch.no_grad(), versions:
             if self._channel is None:
                 return self._run(action, record, timeout_s)
             self._channel.patient = True

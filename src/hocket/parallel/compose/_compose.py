@@ -50,7 +50,7 @@ from ._garbage import old_objects_set_aside
 from ._passes import LossFn, Passes, StagedPasses, WholePasses
 from ._precision import cast_module, in_precision
 from ._recompute import recompute
-from ._refusals import check_arguments, check_divisible, check_gradient_hooks, check_tied, use_choices
+from ._refusals import check_arguments, check_divisible, check_gradient_hooks, check_tied, check_types, use_choices
 
 _MAGNIFIED = 1e-4  # that an optimizer's updates differ by this for gradients that differ in the last place is said
 
@@ -291,6 +291,7 @@ def _form(
             trained, frozen, places, mesh.replicas, plan.bucket_bytes, plan.compression, averages=averages
         )
     if plan.shard == "parameters":
+        check_types(draft.model)
         whole = [name for name, _ in blocks(draft.model)]
         return FullySharded(draft.modules, places, mesh.shards, mesh.copies, whole, draft.fill)
     keep = plan.shard == "optimizer"

@@ -12,10 +12,10 @@ from hocket import comm
 from hocket.planner import AXES, Plan, PlanError, PlanFinding, inner
 from hocket.schedule import ScheduleError
 
-from ..data import has_own_hooks, is_nonlinear
+from ..data import blocks, has_own_hooks, is_nonlinear
 from ..mesh import Mesh
 from ..pipeline import Pipeline
-from ..state import UpdateTrial, check_elementwise
+from ..state import UpdateTrial, check_elementwise, is_excluded
 
 
 def check_arguments(model: Any, optimizer: Any, plan: Plan, update: UpdateTrial) -> None:
@@ -162,6 +162,26 @@ def check_divisible(model: torch.nn.Module, plan: Plan, mesh: Mesh) -> None:
         if not parameter.numel():
             rule = f"FSDP2 divides no parameter without elements, as {name} is"
             raise _refusal("shard", rule, 'say shard = "gradients", or leave the parameter out')
+
+
+def check_types(model: torch.nn.Module) -> None:
+    """Refuse to shard blocks whose trained parameters have several types; what is divided otherwise does not count.
+
+    Raises:
+        PlanError: with the names of two.
+    """
+    holders = {id(p): name for name, block in blocks(model) for p in block.parameters()}
+    first: dict[str, tuple[str, torch.dtype]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad or is_excluded(parameter):
+            continue
+        other, dtype = first.setdefault(holders.get(id(parameter), ""), (name, parameter.dtype))
+        if dtype != parameter.dtype:
+            rule = (
+                "FSDP2 reduces the gradients of a block together, and wants one type for them: "
+                f"{other} is of {dtype}, {name} of {parameter.dtype}"
+            )
+            raise _refusal("shard", rule, 'say shard = "gradients", or give them one type')
 
 
 def check_gradient_hooks(parameters: Mapping[str, torch.nn.Parameter], plan: Plan, mesh: Mesh) -> None:

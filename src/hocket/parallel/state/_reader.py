@@ -26,7 +26,7 @@ _NAMES = {
     ("torch.serialization", "_get_layout"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     ("pathlib", "PosixPath"),
-    ("pathlib._local", "PosixPath"),  # Python 3.13
+    ("pathlib._local", "PosixPath"),  # Python 3.13's name for it, which others do not have
 }
 
 
@@ -78,8 +78,11 @@ class CheckpointReader(FileSystemReader):
                 found = _MetadataUnpickler(file).load()
         except FileNotFoundError:
             raise self._lost() from None
-        except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError) as error:
-            raise CheckpointError(f"{self._said} has a .metadata that cannot be read: {error}") from None
+        except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, LookupError, ValueError) as error:
+            raise CheckpointError(
+                f"{self._said} has a .metadata that cannot be read: {error}; if a later torch than {torch.__version__} "
+                "wrote it, read it with that one"
+            ) from None
         if not isinstance(found, Metadata):
             raise CheckpointError(f"{self._said} has a .metadata that is none")
         return found
@@ -154,5 +157,5 @@ class _MetadataUnpickler(pickle.Unpickler):
         """Return a class that is allowed."""
         is_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_type or (module == _METADATA and "." not in name) or (module, name) in _NAMES:
-            return super().find_class(module, name)
+            return super().find_class(module.removesuffix("._local"), name)
         raise pickle.UnpicklingError(f"{module}.{name} does not belong there")
