@@ -169,21 +169,43 @@ class _Masked(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scores = torch.nn.Linear(2, 1)
+        self.first, self.scores = torch.nn.Linear(2, 4), torch.nn.Linear(4, 1)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return (self.scores(x).squeeze(1).square() * mask).sum() / mask.sum()
+        return (self.scores(self.first(x)).squeeze(1).square() * mask).sum() / mask.sum()
 
 
-def test_a_part_in_which_nothing_counts_leaves_weights_as_they_are() -> None:
+def _masked_in_parts(**fields: Any) -> tuple[list[float], list[float]]:
+    """Return losses and a sum of weights of two steps of one process, and of a plan in whose parts nothing counts."""
     torch.manual_seed(0)
     model, x = _Masked().double(), torch.rand(4, 2, dtype=torch.float64)
     plain = copy.deepcopy(model)
-    trainer = hocket.Trainer(model, lambda o, _: o, torch.optim.SGD(model.parameters(), 0.1), Plan(accumulate=2))
-    optimizer = torch.optim.SGD(plain.parameters(), 0.1)
-    for mask in (torch.tensor([1.0, 0, 1, 1]), torch.tensor([1.0, 1, 0, 0])):
-        trainer.step((x, mask.double(), mask))
+    masks = [torch.tensor(one).double() for one in ([1.0, 0, 1, 1], [1.0, 1, 0, 0], [0.0, 1, 1, 0])]
+    optimizer, expected = torch.optim.SGD(plain.parameters(), 0.1), []
+    for mask in masks:
         optimizer.zero_grad()
-        plain(x, mask.double()).backward()
+        loss = plain(x, mask)
+        loss.backward()
         optimizer.step()
-    assert model.scores.weight.tolist() == [pytest.approx(plain.scores.weight[0].tolist(), rel=1e-12)]
+        expected.append(float(loss))
+    made = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = hocket.Trainer(model, lambda o, _: o, made, Plan(**fields), sample=(x, masks[0]))
+    found = [float(trainer.step((x, mask, mask))) for mask in masks]
+    state = trainer.state_dict()
+    weights = [float(one["scores.weight"].sum()) for one in (plain.state_dict(), state)]
+    return [*expected, weights[0]], [*found, weights[1]]
+
+
+def test_a_part_in_which_nothing_counts_leaves_weights_as_they_are() -> None:
+    expected, found = _masked_in_parts(accumulate=2)
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"shard": "optimizer"}, {"shard": "parameters"}, {"pipeline_parallel_degree": 2, "micro_batches": 2}],
+    ids=lambda fields: next(iter(fields.values()), "data"),
+)
+def test_ranks_on_which_nothing_counts_leave_weights_as_they_are(fields: dict[str, Any]) -> None:
+    for expected, found in run_ranks(functools.partial(_masked_in_parts, **fields), 2):
+        assert found == pytest.approx(expected, rel=1e-12)

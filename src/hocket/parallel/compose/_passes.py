@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from ..batches import BatchPart, LossForm, LossTally, MeasuredLoss, called, samples_in, tensors_in
+from ..batches import BatchPart, LossForm, LossTally, MeasuredLoss, called, samples_in, tensors_in, terms
 from ..batches import batch as _batch
 from ..data import BroadcastBuffers, ForwardState, ShardingStrategy
 from ..mesh import World
@@ -108,11 +108,9 @@ class WholePasses:
                 elif last and i == 0 and form.kind != "sum":
                     expected = measured.count or expected
                 derived = weighed(measured, output, data.size / expected)
-                counting = nullcontext() if measured.weight else _without_gradients(self._model)
                 # What the loss was computed of is memory: the logits of a language model are larger than its layers.
                 del output, value, measured
-                with counting:
-                    torch.autograd.backward(derived)
+                torch.autograd.backward(derived)
         if self.state is not None:
             self.state.end()
         self._form.collect()
@@ -242,19 +240,16 @@ def weighed(measured: MeasuredLoss, output: Any, factor: float) -> torch.Tensor:
     rows = [] if measured.weight else [one for one in tensors_in(output) if one.requires_grad]
     if not rows:
         return measured.loss * (measured.weight * factor)
+    for one in rows:
+        if one.dim() == 0 and one.grad_fn is not None:  # a model's own loss: 0 by a count of 0 would be no number
+            for term in terms(one):
+                if term.node is not None:
+                    term.node.register_prehook(_zeros)
     return torch.stack([one.masked_fill(torch.ones_like(one, dtype=torch.bool), 0).sum() for one in rows]).sum()
 
 
-@contextmanager
-def _without_gradients(model: torch.nn.Module) -> Iterator[None]:
-    """Open a block in which gradients are zero: 0 times what a model has divided by a count of 0 is no number."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    hooks = [p.register_hook(torch.zeros_like) for p in trained]  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+def _zeros(gradients: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+    return tuple(None if one is None else torch.zeros_like(one) for one in gradients)
 
 
 def _settled(
