@@ -125,3 +125,32 @@ def test_what_torch_jit_has_compiled_trains_or_is_refused() -> None:
         assert "shard: what torch.jit has compiled" in shards
         assert "as 1 is" in shards
         assert "tensor_parallel_degree: what torch.jit has compiled" in tensor
+
+
+def compiled() -> list[str]:
+    """What compiled models come to in a pipeline: wrapped, in place, and one block of it."""
+    found = []
+    for how in ("whole", "in place", "block"):
+        model: nn.Module = nn.Sequential(
+            nn.Linear(16, 32), nn.Tanh(), nn.Sequential(nn.Linear(32, 32)), nn.Linear(32, 8)
+        )
+        if how == "whole":
+            model = torch.compile(model)  # type: ignore[assignment]
+        elif how == "in place":
+            model.compile()
+        else:
+            model[2] = torch.compile(model[2])  # type: ignore[index, operator]
+        try:
+            plan = Plan(pipeline_parallel_degree=2, micro_batches=2)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            hocket.Trainer(model, nn.functional.mse_loss, optimizer, plan, sample=torch.randn(8, 16))
+        except PlanError as error:
+            found.append(str(error))
+    return found
+
+
+def test_what_is_compiled_is_not_cut_into_stages() -> None:
+    for whole, in_place, block in run_ranks(compiled, 2, timeout_s=60):
+        assert "the model is compiled" in in_place
+        assert "2 is compiled" in block
+        assert all("block.compile()" in one for one in (whole, in_place, block))

@@ -49,6 +49,9 @@ def check_arguments(model: Any, optimizer: Any, plan: Plan, update: UpdateTrial)
     if update.draws and (field := _dividing(plan)):
         rule = f"{type(optimizer).__name__} draws random numbers, other ones for a part of the parameters than for all"
         raise _refusal(field, rule, "take a plan of data parallelism")
+    if plan.pipeline_parallel_degree > 1 and (compiled := _compiled(model)):
+        rule = f"{compiled} is compiled (torch.compile), and what is compiled is not cut into stages"
+        raise _refusal("pipeline_parallel_degree", rule, "compile the blocks of the model one by one: block.compile()")
     if plan.priority:
         _check_priority(model, optimizer)
     check_carried_out(plan)
@@ -58,6 +61,13 @@ def check_arguments(model: Any, optimizer: Any, plan: Plan, update: UpdateTrial)
     mine = {id(p) for p in model.parameters()}
     if any(id(p) not in mine for group in optimizer.param_groups for p in group["params"]):
         raise ValueError("the optimizer has parameters that the model has not: make it of model.parameters()")
+
+
+def _compiled(model: torch.nn.Module) -> str:
+    """Return what torch.compile has wrapped, or the whole model if that was compiled in place; "" for neither."""
+    wrapped = (name for name, one in model.named_modules() if "_orig_mod" in one._modules)
+    whole = getattr(model, "_compiled_call_impl", None) is not None
+    return next((name or "the model" for name in wrapped), "the model" if whole else "")
 
 
 def _dividing(plan: Plan) -> str:
