@@ -30,6 +30,7 @@ _SUM = -1.0  # the count of a term that divides by nothing
 _MEANS = ("MeanBackward0", "MeanBackward1")
 _ELEMENTWISE = ("Add", "Sub", "Rsub", "Mul", "Div", "Pow", "Where", "MaskedFill")
 _LOOK_UPS = ("Embedding", "Index", "Gather", "Take", "MaskedSelect", "Scatter", "CtcLoss")
+_LAYERS = ("Addmm", "Convolution", "Native", "ScaledDot")  # of models, which are given samples: no need to look below
 _CHAIN = 16
 _MOST = 4096
 """Operators that are looked at, at most: a loss of more is not known."""
@@ -266,7 +267,9 @@ def _of_parameters(root: Any) -> bool:
                 return False
             continue
         kind, below = kind_of(node), [one for one, _ in node.next_functions]
-        if len(seen) > _MOST or kind.startswith(_LOOK_UPS) or hasattr(node, "_saved_target") or not any(below):
+        if len(seen) > _MOST or kind.startswith((*_LOOK_UPS, *_LAYERS)) or hasattr(node, "_saved_target"):
+            return False
+        if not any(below):
             return False
         if None in below and (kind not in _ELEMENTWISE or _size(node) > max(_size(one) for one in below if one)):
             return False
