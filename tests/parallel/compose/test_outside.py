@@ -21,7 +21,7 @@ PLANS = {
     "gradients": Plan(shard="gradients"),
     "parameters": Plan(shard="parameters"),
     "tensor": Plan(tensor_parallel_degree=2),
-    "pipeline": Plan(pipeline_parallel_degree=2, micro_batches=2),
+    "pipeline": Plan(pipeline_parallel_degree=2, micro_batches=2, split=("2",)),
 }
 PARTS = ("parameters", "tensor", "pipeline")  # where no rank has the whole model
 X = torch.linspace(-1, 1, 8 * 16, dtype=torch.float64).view(8, 16)
