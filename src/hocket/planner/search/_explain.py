@@ -170,7 +170,7 @@ _KINDS = {
 }  # of kernels that reach less of the memory: the constants that say so
 _KINDS_ARE = {
     "strided": "numbers in different orders",
-    "batch norm": "in 16 bits, channels not last",
+    "batch norm": "channels not last, by what 16 bits would move",
     "depthwise": "convolutions with one window a channel, by four bytes for each product",
     "recurrent": "cuDNN's steps one after the other, each of which reads its weights; not measured here",
 }
