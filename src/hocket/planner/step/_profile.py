@@ -242,7 +242,9 @@ class Profile:
                 core += ahead * seconds if one.again else 0.0
                 if one.phase != "both":
                     left = 1.0 if one.flops else 1.0 - self.constants.fused_share
-                    operators = self.constants.host_s * (one.calls - one.inner_calls)
+                    # Where the host itself computes, no device waits: its calls cost what they cost without a GPU.
+                    each = self.constants.launch_s if self.network.sharers else self.constants.host_s
+                    operators = each * (one.calls - one.inner_calls)
                     host += left * (operators + self.constants.launch_s * one.inner_calls)
         if kind.forward_s > 0 and share.degree > 1 and axis == "tensor":  # of measured ones, whose weights are divided
             forward, backward, core = (one * self.constants.divided_times for one in (forward, backward, core))
