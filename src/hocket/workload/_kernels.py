@@ -125,7 +125,11 @@ def kernels_of(
         turned = 2 * _turned(packet, args, made) if product.number_format != "float32" else 0
         return [
             product,
-            *([Kernel("strided", "strided", product.number_format, 0, 0, turned, 0, 2, 2)] if turned else []),
+            *(
+                [Kernel("strided", "strided", product.number_format, moved=turned, calls=2, inner_calls=2)]
+                if turned
+                else []
+            ),
             *_bias(packet, args, made),
         ]
     again = _again(packet, [one for one, _ in given])
