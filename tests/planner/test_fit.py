@@ -20,6 +20,7 @@ from hocket.planner import (
     predict,
     reference_plans,
 )
+from hocket.planner.fits._fit import _NOT_OF
 from hocket.workload import Workload
 
 from .test_captured import captured as captured  # a fixture
@@ -82,6 +83,18 @@ def as_foretold(captured: Workload) -> tuple[Network, Constants]:
         MeasuredPlan(plan, step_s(plan, captured, NETWORK, GUESS)) for plan in reference_plans(plans_of(captured), 4)
     ]
     return fitted(runs, captured, NETWORK, GUESS, batch=BATCH)
+
+
+@pytest.mark.parametrize("name", sorted(_NOT_OF))
+def test_of_plans_that_a_constant_is_not_of_it_changes_nothing(captured: Workload, name: str) -> None:
+    known = getattr(GUESS, name)
+    other = dataclasses.replace(GUESS, **{name: 0.5 * known if name.endswith("_share") else 3 * known + 1e-3})
+    moved = {True: 0, False: 0}
+    for plan in plans_of(captured):
+        same = step_s(plan, captured, NETWORK, other) == step_s(plan, captured, NETWORK, GUESS)
+        moved[_NOT_OF[name](plan.resolve(NETWORK.world))] += not same
+    assert moved[True] == 0
+    assert moved[False] > 0
 
 
 @pytest.mark.parametrize("seed", range(3))

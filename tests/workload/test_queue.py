@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from hocket.workload import _timing
 from hocket.workload._queue import behind, by_batch, whole_step
-from hocket.workload._timing import Timing, by_whole_steps, dealt
+from hocket.workload._timing import Timing, by_whole_steps, dealt, time_of
 
 LAUNCH_S = 20e-6
 
@@ -130,3 +131,21 @@ def test_units_sum_to_the_whole_step_not_to_what_hooks_have_lengthened() -> None
     assert sum(found.forward_s.values()) + sum(found.backward_s.values()) == pytest.approx(44e-3, rel=0.01)
     assert found.fixed_share[0] == pytest.approx(2 * found.fixed_share[1])
     assert found.launch_s == pytest.approx(600 * LAUNCH_S)
+
+
+@pytest.mark.parametrize("count", [2, 32])
+def test_what_does_not_grow_with_the_batch_is_told_by_a_smaller_one_or_where_there_is_none_by_a_larger(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    def steps(model: nn.Module, units: Any, batch: Any, *_: Any) -> tuple[dict[int, float], dict[int, float]]:
+        sizes.append(len(batch[0]))
+        return {0: 3.0 + 1.0 * len(batch[0])}, {0: 5.0 + 2.0 * len(batch[0])}
+
+    sizes: list[int] = []
+    monkeypatch.setattr(_timing, "_usual_steps", steps)
+    model, batch = nn.Linear(1, 1), (torch.zeros(count, 1), torch.zeros(7))
+    told = time_of(model, [], batch, lambda *_: torch.zeros(()), 1, roomy=4)
+    assert told.fixed_share[0] == pytest.approx(8 / (8 + 3 * count))
+    assert sizes == [count, 8 if count == 2 else 4]
+    if count == 2:
+        assert time_of(model, [], batch, lambda *_: torch.zeros(()), 1).fixed_share == {0: 0.0}

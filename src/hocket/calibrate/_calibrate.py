@@ -48,7 +48,7 @@ def calibrate(
         inputs: Positional inputs of a global batch (a dict: keywords), one sample a rank at the least.
         world: The ranks; all if not given.
         say: Called with a line about each of four parts of the work when it begins, on every rank.
-        seconds: About how long to measure: a fifth of it the model, a third what is besides, the rest plans; each part
+        seconds: About how long to measure: a fifth of it the model, as much what is besides, the rest plans; each part
             is measured once at the least. One to two minutes, and more surely, if not given.
     """
     with old_objects_set_aside():
@@ -77,7 +77,7 @@ def _calibrated(
         messages_Bps = link_of(world, world, device).rate_Bps
         constants = dataclasses.replace(constants, message_share=min(1.0, messages_Bps / network.rank_Bps))
     say("3 of 4: what steps, stages and shards cost besides")
-    until_s = [begin + part * seconds if seconds else math.inf for part in (0.5, 0.75, 0.95)]
+    until_s = [begin + part * seconds if seconds else math.inf for part in (0.4, 0.85, 0.97)]
     found = Calibration(workload, network, with_overheads(constants, network, device, world, until_s[0]))
     say("4 of 4: some plans of the model itself, a few steps each")
     runs = run_references(model, optimizer, inputs, found, world, until_s[1])

@@ -69,7 +69,8 @@ def _shares(
     with dry(model, degree, lambda kind, nbytes: heard.append((kind, nbytes))):
         exchanged = _exchanges(model, units, batch, run, heard)
         trace = trace_of(model, units, batch, run)
-        timing = time_of(model, units, batch, run, repeats) if repeats else None
+        # A rank that has so small a part of each sample may have as many times more samples.
+        timing = time_of(model, units, batch, run, repeats, roomy=degree) if repeats else None
 
     def made(index: int) -> Callable[[str], Share]:
         spent = trace.total(index)

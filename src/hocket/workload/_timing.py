@@ -42,10 +42,11 @@ class Timing:
     launch_s: float = 0.0
 
 
-def time_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss, repeats: int) -> Timing:
+def time_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss, repeats: int, roomy: int = 1) -> Timing:
     """Return times of a step that nothing disturbs, and how much of them does not shrink with the batch.
 
-    Gradients are added to those that are there, as in training, where they lie in buckets.
+    Gradients are added to those that are there, as in training, where they lie in buckets. A batch that is too small
+    for a smaller one is compared with one that is `roomy` times as large, if there is memory for it.
     """
     place = next((one.device for one in tree_flatten(batch)[0] if isinstance(one, Tensor) and one.is_cuda), None)
     queue = None if place is None else CudaQueue(place)
@@ -53,13 +54,15 @@ def time_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss, repeats:
         if one.requires_grad:
             one.grad = torch.zeros_like(one)
     try:
-        timing = _by_hooks(model, units, batch, run, repeats, queue)
+        timing = _by_hooks(model, units, batch, run, repeats, queue, roomy)
         return timing if queue is None else by_whole_steps(timing, model, batch, run, repeats, queue)
     finally:
         model.zero_grad(set_to_none=True)
 
 
-def _by_hooks(model: nn.Module, units: list[Unit], batch: Any, run: Loss, repeats: int, queue: Queue | None) -> Timing:
+def _by_hooks(
+    model: nn.Module, units: list[Unit], batch: Any, run: Loss, repeats: int, queue: Queue | None, roomy: int
+) -> Timing:
     forward, backward = _usual_steps(model, units, batch, run, repeats, queue)
     size = samples(batch)
     small = max(2, size // _SMALLER)  # batch norm wants two samples
@@ -67,6 +70,11 @@ def _by_hooks(model: nn.Module, units: list[Unit], batch: Any, run: Loss, repeat
     if small < size:
         less = _usual_steps(model, units, _part(batch, size, small), run, repeats, queue)
         fixed = {i: fixed_part(forward[i] + backward[i], less[0][i] + less[1][i], small / size) for i in forward}
+    elif roomy > 1:
+        more = _usual_steps(model, units, _repeated(batch, size, roomy), run, repeats, queue)
+        for i in forward:
+            own, large = forward[i] + backward[i], more[0][i] + more[1][i]
+            fixed[i] = min(1.0, fixed_part(large, own, 1 / roomy) * large / own) if own else 0.0
     return Timing(forward, backward, fixed)
 
 
@@ -113,6 +121,10 @@ def dealt(fixed: float, seconds: dict[int, float], shares: dict[int, float]) -> 
 
 def _part(batch: Any, size: int, count: int) -> Any:
     return tree_map(lambda one: one[:count] if _counts(one, size) else one, batch) if count < size else batch
+
+
+def _repeated(batch: Any, size: int, times: int) -> Any:
+    return tree_map(lambda one: torch.cat([one] * times) if _counts(one, size) else one, batch)
 
 
 def _usual_steps(

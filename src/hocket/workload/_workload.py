@@ -1,6 +1,7 @@
 """`Workload`: what one training step of a model asks for, layer by layer, on one device."""
 
 import dataclasses
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Sequence
@@ -219,7 +220,7 @@ class Workload:
             raise WorkloadError(f"workload {self.name!r} cannot be planned in float8: {why}; {remedy}")
         return dataclasses.replace(self, precision="float8")
 
-    @property
+    @functools.cached_property
     def number_formats(self) -> dict[str, float]:
         """Of the floating-point operations of a step, the part in each number format, the largest first."""
         found: dict[str, float] = {}
@@ -233,18 +234,25 @@ class Workload:
         rows = sorted(found.items(), key=lambda row: -row[1])
         return {name: flops / total for name, flops in rows if flops} if total else {}
 
-    @property
+    @functools.cached_property
     def in_steps(self) -> "Workload":
         """The same with the finer layers for its layers, if it has any."""
         return dataclasses.replace(self, layers=self.finer, finer=()) if self.finer else self
 
-    @property
+    @functools.cached_property
     def blocks(self) -> tuple[int, ...]:
         """Of every layer the number of its block, from 0 on; a layer that is part of no other is one by itself."""
         numbers: dict[str, int] = {}
         return tuple(numbers.setdefault(layer.block or layer.name, len(numbers)) for layer in self.layers)
 
-    @property
+    @functools.cached_property
+    def kinds(self) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
+        """Layers that are unlike in more than their names, and of every layer the number of the one that it is like."""
+        numbers: dict[Layer, int] = {}
+        index = [numbers.setdefault(dataclasses.replace(layer, name=""), len(numbers)) for layer in self.layers]
+        return tuple(numbers), tuple(index)
+
+    @functools.cached_property
     def measured(self) -> bool:
         """Whether layers have measured times."""
         return any(layer.forward_s > 0 for layer in self.layers)

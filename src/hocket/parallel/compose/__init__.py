@@ -4,6 +4,6 @@ from ._distribute import distribute, shard
 from ._garbage import old_objects_set_aside
 from ._preemption import Preemption
 from ._resume import resume
-from ._trainer import Trainer
+from ._trainer import Trainer, without_loss_check
 
-__all__ = ["Preemption", "Trainer", "distribute", "old_objects_set_aside", "resume", "shard"]
+__all__ = ["Preemption", "Trainer", "distribute", "old_objects_set_aside", "resume", "shard", "without_loss_check"]

@@ -558,6 +558,12 @@ class Trainer:
         return DistributedLoader(loader, among=self._mesh["data"])
 
 
+def without_loss_check(trainer: Trainer) -> Trainer:
+    """Return a trainer whose steps are only timed: how its loss adds up over parts of a batch is not looked into."""
+    trainer._loss_check = None
+    return trainer
+
+
 def read_plan(plan: Plan | str | Path | None) -> Plan:
     """Return the plan that was meant: as given, of a file, of the launcher, or the default one.
 

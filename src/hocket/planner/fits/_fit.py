@@ -7,17 +7,17 @@ then is carried to its own plan, and less to those like it (`_likeness.py`).
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hocket.workload import Workload
 
-from ..axes import inner
+from ..axes import inner, sharing
 from ..network import Constants, Network
 from ..plan import Plan
-from ..step import NOISE, place, predict, weights
+from ..step import NOISE, Profile, in_precision, memory_of, place, predict, weights
 
 # How far (standard deviation of the natural logarithm) each constant may be from what small models said of it.
 _BELIEF = {
@@ -33,6 +33,17 @@ _BELIEF = {
     "exchange_s": 0.7,
     "exchange_share": 0.7,
     "message_share": 0.5,  # begins with what collectives reach
+}
+# Of which plans a constant says nothing: their steps need not be worked out again to see what it changes.
+_NOT_OF: dict[str, Callable[[Plan], bool]] = {
+    "pass_s": lambda plan: plan.pipeline_parallel_degree > 1,
+    "stage_s": lambda plan: plan.pipeline_parallel_degree == 1,
+    "message_share": lambda plan: plan.pipeline_parallel_degree == 1,
+    "optimizer_shard_s": lambda plan: plan.shard in ("none", "parameters"),
+    "gradient_shard_s": lambda plan: plan.shard != "gradients",
+    "block_s": lambda plan: plan.shard != "parameters",
+    "block_wait_s": lambda plan: plan.shard != "parameters",
+    **dict.fromkeys(("divided_times", "exchange_s", "exchange_share"), lambda plan: sharing(plan)[1] == 1),
 }
 _FARTHEST = 3.0  # such deviations
 # Of them, the distance over which slopes are taken: a pipeline that waits for messages, and whose cuts move, takes as
@@ -126,22 +137,38 @@ def fitted(
                 new[name] = min(1.0, new[name])
         return dataclasses.replace(network, at_once=at_once), dataclasses.replace(constants, **new)
 
-    def residuals(values: Sequence[float]) -> list[float]:
+    # What is the same whatever the constants are.
+    workloads = {run.plan.precision: in_precision(run.plan, workload) for run in runs}
+    plans = [run.plan.resolve(network.world) for run in runs]
+    memories = [memory_of(plan, workload, batch=batch) for plan in plans]
+
+    def logs(values: Sequence[float], of: Sequence[int]) -> list[float]:
+        """Return by how much some of the runs are predicted to take longer than they did, as logarithms."""
         wires, now = moved(values)
-        each = (
-            predict(run.plan, workload, wires, workers=network.world, batch=batch, constants=now).step_s / run.step_s
-            for run in runs
-        )
-        return [*(math.log(ratio) / NOISE for ratio in each), *values]
+        profiles = {name: Profile(one, wires, now) for name, one in workloads.items()}
+        foretold = (
+            predict(
+                runs[one].plan, workload, wires, workers=network.world, batch=batch, constants=now,
+                profile=profiles[runs[one].plan.precision], memory=memories[one],
+            )
+            for one in of
+        )  # fmt: skip
+        return [math.log(each.step_s / runs[one].step_s) for one, each in zip(of, foretold, strict=True)]
+
+    def residuals(values: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.array(logs(values.tolist(), range(len(runs)))) / NOISE, values])
 
     def slopes(values: np.ndarray) -> np.ndarray:
-        here, columns = np.array(residuals(values.tolist())), []
-        for number, value in enumerate(values):
+        here = residuals(values)
+        found = np.zeros((len(here), len(names)))
+        for number, (name, value) in enumerate(zip(names, values, strict=True)):
             step = _STEP if value + _STEP < _FARTHEST else -_STEP
             there = values.copy()
             there[number] += step
-            columns.append((np.array(residuals(there.tolist())) - here) / step)
-        return np.stack(columns, axis=1)
+            of = [one for one, run in enumerate(runs) if name not in _NOT_OF or not _NOT_OF[name](plans[one])]
+            found[of, number] = (np.array(logs(there.tolist(), of)) / NOISE - here[of]) / step
+            found[len(runs) + number, number] = 1.0
+        return found
 
     # A share of 1 can only become less, which a step to both sides would not show. Pipelines that wait for messages
     # have a second optimum, where stages cost more: the better one counts.
@@ -150,10 +177,10 @@ def fitted(
     limits = {"bounds": (-_FARTHEST, _FARTHEST), "loss": "soft_l1", "ftol": 1e-3, "xtol": 1e-3}
     best = min((least_squares(residuals, one, slopes, **limits) for one in (begin, dearer)), key=lambda one: one.cost)
     # The runs that are most off were disturbed.
-    errors = [NOISE * error for error in residuals(best.x.tolist())[: len(runs)]]
+    errors = [NOISE * error for error in residuals(best.x)[: len(runs)].tolist()]
     squares = sum(min(abs(error), _FARTHEST * NOISE) ** 2 for error in errors)
     unmodelled = math.sqrt((_UNSEEN_RUNS * _UNSEEN**2 + squares) / (_UNSEEN_RUNS + len(runs)))
-    places = [place(run.plan.resolve(network.world)) for run in runs]
+    places = [place(plan) for plan in plans]
     off = weights(places, [-error for error in errors], unmodelled, NOISE)
     seen = tuple(zip(places, off, strict=True))
     network, constants = moved(best.x.tolist())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.workload import Layer, Operation, Share, Workload
+from hocket.workload import Operation, Share, Workload
 
 from .._findings import PlanError
 from ..axes import AXES, product, shard_group, sharing
@@ -103,9 +103,8 @@ class Profile:
                 f"the devices of {network.name} compute no products in float8: V100 and A100 cannot, and H100, H200, "
                 "B200 and MI300X can; take bfloat16, or give the cluster's servers `float8_flops`"
             )
-        kinds: dict[Layer, int] = {}
-        index = [kinds.setdefault(dataclasses.replace(layer, name=""), len(kinds)) for layer in workload.layers]
-        self.kinds, self.index = tuple(kinds), np.array(index, dtype=np.int64)
+        self.kinds, index = workload.kinds
+        self.index = np.array(index, dtype=np.int64)
         self._held = functools.lru_cache(maxsize=64)(self._shares_held)
         self._per_kind = functools.lru_cache(maxsize=8192)(self._kind)
         self.output_bytes = self._column("output_bytes")
