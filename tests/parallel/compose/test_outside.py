@@ -50,6 +50,23 @@ def _saved(model: Any, _: Any) -> None:
     save_pretrained()
 
 
+def _traced(model: Any, _: Any) -> None:
+    torch.jit.trace(model, X)
+
+
+def _failed(model: Any, _: Any) -> None:
+    """Have a forward fail before it begins; parameters are read after it as before."""
+
+    def fail(*_: Any) -> None:
+        raise ValueError("no")
+
+    handle = model.register_forward_pre_hook(fail, prepend=True)
+    with pytest.raises(ValueError, match="no"), torch.no_grad():
+        model(X)
+    handle.remove()
+    assert all(one.is_leaf for one in model.parameters())
+
+
 def _moved(model: Any, _: Any) -> None:
     model.to(X.device, X.dtype)
     model.eval().train()
@@ -142,7 +159,7 @@ ACTS: dict[str, Callable[[Any, Any], None]] = {
     "other data": _other_data, "in place": _in_place, "replaced": _replaced, "hooked": _hooked, "own step": _own_step,
     "state made": _state_made, "loaded": _loaded, "scheduled": _scheduled,
     "moved": _moved, "swapped": _swapped, "clipping": _clipping, "clamping": _clamping, "copied": _copied,
-    "pickled": _pickled, "saved": _saved,
+    "pickled": _pickled, "saved": _saved, "traced": _traced, "failed": _failed,
 }  # fmt: skip
 
 
@@ -189,6 +206,7 @@ REFUSED = {
     ("pipeline", "loaded"): "trainer.load_state_dict(state, or a file) takes whole weights",
     ("parameters", "copied"): "a model with sharded parameters cannot be copied",
     **{(name, "pickled"): "cannot be pickled: save trainer.state_dict()" for name in PARTS},
+    **{(name, "traced"): "load trainer.state_dict(), or a file of trainer.save_model" for name in PARTS},
     **{(name, "saved"): "call trainer.save_model(folder) on every rank" for name in PARTS},
     ("pipeline", "copied"): "a copy of a model in a pipeline has the weights of this rank's stages alone",
     **{(name, "clipping"): "say clip_norm in the plan" for name in PLANS if name != "data"},

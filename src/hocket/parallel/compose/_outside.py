@@ -116,6 +116,19 @@ def hint_at_saving(model: torch.nn.Module, *, quiet: bool) -> None:
     model.__reduce_ex__ = MethodType(_refuse_pickling, model)  # type: ignore[method-assign]
 
 
+def refuse_tracing(model: torch.nn.Module) -> None:
+    """Refuse `torch.jit.trace` and `torch.export` of a model of which a rank computes its part alone."""
+    model.register_forward_pre_hook(_refuse_traces, prepend=True)
+
+
+def _refuse_traces(*_: Any) -> None:
+    if torch._C._get_tracing_state() is not None or torch.compiler.is_exporting():
+        raise RuntimeError(
+            "the plan divides the model among ranks, and a trace or an export would hold what this rank computes: "
+            "load trainer.state_dict(), or a file of trainer.save_model, into a model of one process, and export that"
+        )
+
+
 def _refuse_pickling(model: torch.nn.Module, protocol: int) -> Any:
     if sys._getframe(1).f_globals.get("__name__") == "copy":
         return type(model).__reduce_ex__(model, protocol)

@@ -194,6 +194,7 @@ class _OfThisModel:
     def __init__(self, forward: Any, signature: inspect.Signature) -> None:
         self._forward = forward
         self.__signature__ = signature
+        self.__code__ = forward.__code__  # torch.export looks at it before it calls the model, which refuses
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._forward(*args, **kwargs)

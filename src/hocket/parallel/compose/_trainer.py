@@ -40,6 +40,7 @@ from ._outside import (
     hint_at_saving,
     mark_parts,
     refuse_other_steps,
+    refuse_tracing,
 )
 from ._passes import loss_of_model
 from ._predict import Predictor, is_loader, joined
@@ -149,6 +150,8 @@ class Trainer:
         parts = apart or self._composition.cut or self._mesh["pipeline"].size > 1
         if world.size > 1 and (parts or self.plan.shard == "parameters"):
             hint_at_saving(model, quiet=not parts)  # FSDP2's tensors say themselves that they are parts
+        if world.size > 1 and (parts or self.plan.shard == "parameters" or self._mesh["spatial"].size > 1):
+            refuse_tracing(model)
         self._others = OtherParameters(self._composition.model, optimizer)
         self._replaced = ReplacedModules(model) if self._mesh["pipeline"].size > 1 else None
         self._marks: ReplicaMarks | None = None

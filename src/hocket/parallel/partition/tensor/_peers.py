@@ -57,28 +57,39 @@ class TensorPeers:
 peers_of = functools.lru_cache(maxsize=8)(TensorPeers)
 """The peers of a world: one object for all its layers, by which calls are known again."""
 
-_local = threading.local()
+
+class _Local(threading.local):
+    """The models whose forward runs on this thread, by their ids, and 0 for a part of one."""
+
+    def __init__(self) -> None:
+        self.running: list[int] = []
 
 
-def begin_forward(*_: Any) -> None:
+_local = _Local()
+
+
+def begin_forward(model: nn.Module, *_: Any) -> None:
     """Note that code of the user's runs now: a hook of the whole model before its forward."""
-    _local.depth = getattr(_local, "depth", 0) + 1
+    _local.running.append(id(model))
 
 
-def end_forward(_: nn.Module, __: Any, output: Any) -> Any:
-    """Return what the whole model gives as a whole: a hook after its forward."""
-    _local.depth -= 1
+def end_forward(model: nn.Module, _: Any, output: Any) -> Any:
+    """Return what the whole model gives as a whole: a hook after its forward, which may have failed before it began."""
+    running = _local.running
+    if id(model) in running:
+        while running.pop() != id(model):
+            pass
     return mapped(output, gathered)
 
 
 @contextmanager
 def reading_cut_parameters() -> Iterator[None]:
     """Open a block in which code of the user's runs, a stage of a pipeline say: it is given divided tensors."""
-    begin_forward()
+    _local.running.append(0)
     try:
         yield
     finally:
-        _local.depth -= 1
+        _local.running.pop()
 
 
 class CutParameters(dict[str, Any]):
@@ -138,4 +149,4 @@ class CutParameters(dict[str, Any]):
 
 
 def _reading() -> bool:
-    return bool(getattr(_local, "depth", 0)) and torch._C._is_torch_function_enabled()
+    return bool(_local.running) and torch._C._is_torch_function_enabled()
