@@ -141,8 +141,10 @@ def test_columns_of_a_table_are_found_by_their_names() -> None:
         ('{"rows": [{}]}', "no measurement of `hocket bench`"),
         (NCCL + "# Out of bounds values : 3 FAILED\n", "wrong results"),
         (NCCL.replace("134.22  234.89      0", "134.22  234.89      7"), "wrong results"),
-        (f"# Collective test starting: all_gather_perf\n{GATHER}# Collective test starting: all_reduce_perf\n{OLD}",
-         "runs of all_gather and of all_reduce"),
+        (
+            f"# Collective test starting: all_gather_perf\n{GATHER}# Collective test starting: all_reduce_perf\n{OLD}",
+            "runs of all_gather and of all_reduce",
+        ),
         (OLD + OLD.replace("#   Rank  1 Pid", "#"), "runs of 2 ranks and of 1 ranks"),
     ],
 )

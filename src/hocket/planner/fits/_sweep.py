@@ -142,10 +142,10 @@ def _agree(nbytes: int, microseconds: str, rate: str) -> bool:
 def fit_sweep(sweep: Mapping[int, float], network: Network, *, kind: str, ranks: int) -> tuple[Constants, float]:
     """Return what the links reach and what starting a collective costs, and the median error of the fit.
 
-    Least squares of the logarithm of time, in which sizes that are far off count less; two constants: the share of the links that the group is bound by (inside a
-    host, or between hosts), and `collective_s`, which stays what it was where the smallest size takes so long that a
-    start is lost in it. What the sweep says nothing of is as sure as it was, and so are the links if they miss it by a
-    fifth or more.
+    Least squares of the logarithm of time, in which sizes that are far off count less; two constants: the share of the
+    links that the group is bound by (inside a host, or between hosts), and `collective_s`, which stays what it was
+    where the smallest size takes so long that a start is lost in it. What the sweep says nothing of is as sure as it
+    was, and so are the links if the fit misses it by a fifth or more.
 
     Args:
         sweep: Seconds by bytes, as `read_sweep` gives.
@@ -186,7 +186,7 @@ def fit_sweep(sweep: Mapping[int, float], network: Network, *, kind: str, ranks:
     error = statistics.median(abs(one) for one in off.values())
     largest = max(sweep)
     said = f"{largest} bytes in {sweep[largest] * 1e6:.4g} us of {kind} on {ranks} ranks of {network.name}"
-    full = dataclasses.replace(found, **{share: most_share})
+    full = made([math.log(most_share), *best.x.tolist()[1:]])
     carry = wires.collective(kind, float(largest), ranks, 1, full).seconds
     if sweep[largest] < _FASTER * carry:
         rule = f"its links need {carry * 1e6:.4g} us at the least"
