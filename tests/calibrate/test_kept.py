@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from functools import partial
 from pathlib import Path
@@ -107,13 +108,28 @@ def test_threads_count(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"form": 1}', "\x80\x04\x95", '{"form": 0, "key": "%s"}' % ("c" * 64)]
+    "text", ["", "{", "[]", "[" * 100_000, '{"form": 1}', "\x80\x04\x95", '{"form": 0, "key": "%s"}' % ("c" * 64)]
 )
 def test_what_is_no_calibration_counts_as_none(world: World, tmp_path: Path, text: str) -> None:
     kept.keep("c" * 64, CALIBRATION)
     (file,) = tmp_path.rglob("*.json")
     file.write_text(text)
     assert kept.taken("c" * 64) is None
+
+
+@pytest.mark.parametrize(("name", "value"), [("workload", None), ("constants", None), ("runs", [[None, 1.0]])])
+def test_what_was_changed_since_it_was_kept_counts_as_none(
+    world: World, tmp_path: Path, name: str, value: object
+) -> None:
+    kept.keep("c" * 64, CALIBRATION)
+    (file,) = tmp_path.rglob("*.json")
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps({**document, name: value}))
+    assert kept.taken("c" * 64) is None
+    file.write_text(json.dumps(document).replace('"step_s": ', '"step_s": 1'))
+    assert kept.taken("c" * 64) is None
+    file.write_text(json.dumps(document))
+    assert kept.taken("c" * 64) == CALIBRATION
 
 
 def test_the_user_may_measure_again_or_keep_none(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,3 +157,14 @@ def test_a_folder_that_cannot_be_written_to_keeps_none(world: World, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
     kept.keep("f" * 64, CALIBRATION)
     assert kept.taken("f" * 64) is None
+
+
+def test_what_could_not_be_written_is_left_out(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk; drafts had been left behind."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    kept.keep("f" * 64, CALIBRATION)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -263,6 +263,23 @@ def test_a_script_s_model_is_measured_and_planned(capsys: Captured, tmp_path: Pa
     assert "must return (model, sample)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        ("lambda output: output.mean()", "loss(model, sample): too many"),
+        ("nn.CrossEntropyLoss()", "write it like lambda"),
+    ],
+)
+def test_a_loss_of_something_else_is_told_how_it_is_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], loss: str, said: str
+) -> None:
+    script = tmp_path / "train.py"
+    model = "nn.Linear(8, 3), (torch.rand(4, 8), torch.zeros(4, dtype=torch.long))"
+    script.write_text(f"import torch\nfrom torch import nn\ndef build():\n    return {model}, {loss}\n")
+    assert run("plan", f"{script}:build", "-n", "2", "--device", "meta") == 2
+    assert said in capsys.readouterr().err
+
+
 NEIGHBOURLY = """
 import argparse
 import dataclasses

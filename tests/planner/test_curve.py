@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -135,7 +136,24 @@ def test_the_picture_is_svg_with_a_line_for_every_curve() -> None:
     drawn = ElementTree.fromstring(curves_svg(curves, title="a < b", unit="images"))
     texts = [node.text for node in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert {"a < b", "images per second", "as it is", "sharp", "8"} <= set(texts)
-    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}circle"))) == 6
+    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}circle"))) == 12  # in both panels
+
+
+def test_the_picture_holds_its_legend_and_all_that_was_measured() -> None:
+    """Diamonds of other numbers of workers had been drawn into the legend, which was cut off."""
+    curves = scaling_curves(chain(), cluster.load("closet"), [4], batch_per_worker=1)
+    measured = {curves[0].name: {1: 100.0, 2: 150.0, 8: 250.0}}
+    svg = curves_svg(curves, title="a", measured=measured)
+    drawn = ElementTree.fromstring(svg)
+    texts = {node.text: float(node.get("x", "0")) for node in drawn.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"1", "2", "4", "8"} <= set(texts)
+    for x, y in re.findall(r'd="M ([-\d.]+) ([-\d.]+) l 5 5', svg):
+        assert 80 < float(x) < texts["as it is (diamonds: measured)"]
+        assert 0 < float(y) < 560
+    long = dataclasses.replace(curves[0], name=40 * "long")
+    wide = ElementTree.fromstring(curves_svg([long], title="a")).get("viewBox", "")
+    assert float(wide.split()[2]) > 1200
+    assert 'stroke-width="6"' in svg  # the interval of a single point
 
 
 def test_a_run_is_checked_against_its_plan() -> None:

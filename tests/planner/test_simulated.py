@@ -124,6 +124,18 @@ def test_groups_that_straddle_hosts_are_priced_by_the_links_they_use() -> None:
     assert straddling > 10 * inside
 
 
+def test_groups_of_stages_that_lie_unlike_on_hosts_reduce_by_one_algorithm() -> None:
+    """Ten ranks on hosts of eight: the first stage has 8 + 2, for which rails of two are faster, the second 6 + 4."""
+    where = cluster.load("star:hosts=3,bandwidth=60Gbit/s,server=dgx-a100")
+    plain = Constants(inside_share=1.0, network_share=1.0, collective_s=0.0)
+    plan = Plan(pipeline_parallel_degree=2, micro_batches=4, bucket_bytes=10**8)
+    more = {"workers": 20, "batch": 40, "constants": plain}
+    workload = transformer(512, 4, 8, sequence=128, vocabulary=64000)
+    graph = step_graph(plan, workload, where, **more)
+    graph.memory_nbytes = None
+    assert predict(plan, workload, where, **more).step_s == pytest.approx(simulate_step(graph, where).seconds, rel=0.02)
+
+
 def test_paths_that_meet_are_counted_and_measured_clusters_are_not_counted_twice() -> None:
     spec = "leafspine:leaves=4,ports=4,spines=1,bandwidth=10Gbit/s,latency=1us"
     wide, tapered = cluster.load(spec.replace("spines=1", "spines=16")), cluster.load(spec)

@@ -94,6 +94,12 @@ def test_several_runs_count_as_their_median() -> None:
     )
 
 
+def test_sizes_with_fewer_bytes_than_ranks_are_left_out() -> None:
+    """nccl-tests prints them as 0 bytes."""
+    row = "           0             0     float     sum      -1     0.15    0.00    0.00      0\n"
+    assert read_sweep(NCCL.replace("     1048576 ", row + "     1048576 ", 1)) == read_sweep(NCCL)
+
+
 @pytest.mark.parametrize(
     "text",
     ["bytes,us\n1024,1.5\n2048,2\n1MiB,3\n", "us,bytes\n1.5,1024\n2,2048\n3,1048576\n",
@@ -134,6 +140,12 @@ def test_columns_of_a_table_are_found_by_their_names() -> None:
         (OLD, "of 2 ranks, not of 8"),
         ('{"rows": [{}]}', "no measurement of `hocket bench`"),
         (NCCL + "# Out of bounds values : 3 FAILED\n", "wrong results"),
+        (NCCL.replace("134.22  234.89      0", "134.22  234.89      7"), "wrong results"),
+        (
+            f"# Collective test starting: all_gather_perf\n{GATHER}# Collective test starting: all_reduce_perf\n{OLD}",
+            "runs of all_gather and of all_reduce",
+        ),
+        (OLD + OLD.replace("#   Rank  1 Pid", "#"), "runs of 2 ranks and of 1 ranks"),
     ],
 )
 def test_what_is_no_sweep_of_this_is_refused(text: str, said: str) -> None:
@@ -148,6 +160,23 @@ def test_times_that_the_links_cannot_have_taken_are_refused(scale: float, said: 
     sweep = {n: seconds * scale for n, seconds in read_sweep(NCCL).items()}
     with pytest.raises(PlanError, match=said):
         fit_sweep(sweep, where, kind="all_reduce", ranks=8)
+
+
+def test_a_disturbed_size_moves_little_and_a_sweep_that_is_missed_makes_nothing_surer() -> None:
+    """One size of six that took ten times as long had the fit refused, or what the links reach moved by a quarter."""
+    where = Network.of(cluster.load("h100-like"))
+    truth = dataclasses.replace(Constants.of(where.reached), collective_s=35e-6, inside_share=0.55)
+    sweep = {n: where.collective("all_reduce", float(n), 8, 1, truth).seconds for n in SIZES}
+    disturbed = sweep | {SIZES[2]: 10 * sweep[SIZES[2]]}
+    found, _ = fit_sweep(disturbed, where, kind="all_reduce", ranks=8)
+    assert found.inside_share == pytest.approx(0.55, rel=0.1)
+    assert found.swept == 8
+    noisy = {n: seconds * (1.4 if at % 2 else 0.7) for at, (n, seconds) in enumerate(sweep.items())}
+    found, error = fit_sweep(noisy, where, kind="all_reduce", ranks=8)
+    assert error > 0.2
+    assert found.swept == 0
+    with pytest.raises(PlanError, match="at the least"):  # a file that was cut off in its last number
+        fit_sweep(sweep | {SIZES[-1]: 6e-6}, where, kind="all_reduce", ranks=8)
 
 
 @pytest.mark.parametrize("largest", [64, 2**16, 2**20])

@@ -317,11 +317,31 @@ OVERLAP = """
         (changed(PROGRAMS[6], 'nchunksperloop="3"', 'nchunksperloop="2"'), "needs a multiple of 3"),
         (changed(PROGRAMS[1], 'nchunksperloop="3"', 'nchunksperloop="1000000000"'), "12 chunks are received in all"),
         (changed(PROGRAMS[1], 'chan="0"', 'chan="x"'), "chan='x' is no whole number"),
+        (changed(PROGRAMS[1], 'inplace="1"', 'inplace="true"'), "inplace='true' is no whole number"),
+        (changed(PROGRAMS[1], "<algo", '<algo xmlns="urn:m"'), "without a namespace"),
     ],
 )  # fmt: skip
 def test_programs_that_compute_something_else_are_refused(text, message):
     with pytest.raises(ScheduleError, match=message):
         from_msccl(text)
+
+
+def test_a_program_of_more_chunks_than_memory_holds_is_refused_at_once():
+    text = PROGRAMS[1].replace('cnt="1"', 'cnt="100000000"')
+    with pytest.raises(MemoryError, match="too many to follow"):
+        from_msccl(changed(text, 'nchunksperloop="3"', 'nchunksperloop="300000000"'))
+
+
+def test_a_block_that_is_copied_onto_itself_orders_nothing():
+    """An all-gather out of place copies a rank's own block; said to be in place, the copy does nothing."""
+    own = '<tb id="9" send="-1" recv="-1" chan="0"><step s="0" type="cpy" srcbuf="i" srcoff="0" dstbuf="o" dstoff="{}"'
+    text = to_msccl(Schedule("swap", Collective("all_gather", 2), 2, (Step.of([0, 1], [1, 0], [0, 1], reduce=False),)))
+    for rank in (0, 1):
+        block = own.format(rank) + ' cnt="1" depid="-1" deps="-1" hasdep="0"/></tb>'
+        text = re.sub(rf'(<gpu id="{rank}"[^>]*>)', rf"\1{block}", text)
+    text = text.replace('i_chunks="0"', 'i_chunks="1"')
+    assert is_right(text, random.Random(0))
+    assert verify(from_msccl(text)) == ()
 
 
 def test_an_all_to_all_in_place_of_two_ranks_is_read():

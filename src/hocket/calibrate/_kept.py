@@ -1,6 +1,7 @@
 """Calibrations that are kept in files, and taken again while machine, model and versions are the same.
 
-A file is JSON, so that reading one runs nothing; a file that cannot be read, or of another form, counts as none.
+A file is JSON, so that reading one runs nothing; a file that cannot be read, that was changed, or of another form
+counts as none.
 """
 
 import dataclasses
@@ -87,13 +88,13 @@ def taken(key: str) -> Calibration | None:
         return None
     try:
         found = json.loads(_file(key).read_text(encoding="utf-8"))
-        if found["form"] != _FORM or found["key"] != key:
+        if found["form"] != _FORM or found["key"] != key or found.pop("sum") != _sum(found):
             return None
         runs = tuple(MeasuredPlan(Plan.from_json(plan), float(seconds)) for plan, seconds in found["runs"])
         seen = tuple((tuple(map(float, place)), float(weight)) for place, weight in found["constants"].pop("seen"))
         constants = Constants(**found["constants"], seen=seen)
         return Calibration(parse(found["workload"]), Network(**found["network"]), constants, runs)
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
@@ -112,11 +113,18 @@ def keep(key: str, one: Calibration) -> None:
         file = _file(key)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, draft = tempfile.mkstemp(dir=file.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            json.dump(document, out)
-        os.replace(draft, file)  # others find all of it or nothing
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as out:
+                json.dump({**document, "sum": _sum(document)}, out)
+            os.replace(draft, file)  # others find all of it or nothing
+        except OSError:
+            os.unlink(draft)
     except OSError:
         return
+
+
+def _sum(document: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def _file(key: str) -> Path:

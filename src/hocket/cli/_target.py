@@ -166,6 +166,14 @@ def built(target: str) -> tuple[nn.Module, Any, Any]:
                 f"{target}: {name}() must return (model, sample) or (model, sample, loss): what the model takes, and a "
                 f"function of the model and that, or nothing; the second is {_kind(sample)}, the third {_kind(loss)}"
             )
+        if inspect.isroutine(loss):
+            try:
+                inspect.signature(loss).bind(model, sample)
+            except TypeError as error:
+                raise TargetError(f"{target}: the loss is called as loss(model, sample): {error}") from None
+        elif isinstance(loss, nn.Module) and type(loss).__module__ == "torch.nn.modules.loss":
+            like = f"lambda model, sample: {type(loss).__name__}()(model(sample[0]), sample[1])"
+            raise TargetError(f"{target}: the loss is called as loss(model, sample); write it like {like}")
         return model, sample, loss
 
 

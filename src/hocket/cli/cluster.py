@@ -134,7 +134,7 @@ def fit(
         if told := constants.collective_s != Constants.of(found.reached).collective_s:
             names.append("collective_s")
         fitted: dict[str, Any] = {name: float(f"{getattr(constants, name):.4g}") for name in names}
-        reached = {**found.reached, **fitted, "swept": ranks}
+        reached = {**found.reached, **fitted, "swept": constants.swept}
         made = dataclasses.replace(found, reached=reached, recipe=None)
         if found.recipe is not None:
             made = build({**found.recipe, "reached": reached})

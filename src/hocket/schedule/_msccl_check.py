@@ -141,6 +141,8 @@ def check_program(
                 raise ScheduleError(f"{one}: it writes chunks that it reads itself, and in what order is not said")
         for k in range(one.count):
             source, target = (one.source[0], one.source[1] + k), (one.target[0], one.target[1] + k)
+            if one.verb == "cpy" and memory.cell(one, source) == memory.cell(one, target):
+                continue  # in place, a block is copied onto itself
             arrived = carried[sent[one.order].order, k] if one.verb in RECEIVES else 0
             value = arrived
             if one.verb not in ("r", "rcs"):  # they read nothing of their own

@@ -129,7 +129,7 @@ def _operation(key: tuple[int, int], place: int, step: ElementTree.Element) -> M
         (text_of(step, "dstbuf"), number_of(step, "dstoff")),
         number_of(step, "cnt"),
         (number_of(step, "depid"), number_of(step, "deps")) if number_of(step, "depid") >= 0 else None,
-        step.get("hasdep", "1") != "0",
+        number_of(step, "hasdep", 1) != 0,
     )
     if verb not in RECEIVES | SENDS | LOCAL:
         raise ScheduleError(f"{one}: the type {verb!r} is unknown")

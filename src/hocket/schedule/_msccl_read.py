@@ -19,6 +19,8 @@ from ._msccl_write import NAMES
 
 _KINDS: Final = {name: kind for kind, name in NAMES.items()} | {"reducescatter": "reduce_scatter"}
 
+_MOST_MOVED: Final = 1 << 20  # chunks, each of which takes a kilobyte and a tenth of a millisecond
+
 
 def from_msccl(text: str) -> Schedule:
     """Read MSCCL XML.
@@ -27,6 +29,7 @@ def from_msccl(text: str) -> Schedule:
         text: An `algo` element in the classic form; scratch buffers may hold chunks that are passed on or reduced.
 
     Raises:
+        MemoryError: more than 2**20 chunks are received in all.
         ScheduleError: no such XML, a receive without a send, waits in a circle, chunks touched in no order, a result
             that is not the collective's, or a rank that needs two values of one chunk at once, which schedules do not
             have.
@@ -35,8 +38,10 @@ def from_msccl(text: str) -> Schedule:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
         raise ScheduleError(f"no XML: {error}") from None
+    if root.tag != "algo":
+        raise ScheduleError(f"the XML is of <{root.tag}>; give MSCCL's <algo>, without a namespace")
     name, coll = text_of(root, "name"), text_of(root, "coll")
-    if root.tag != "algo" or coll not in _KINDS:
+    if coll not in _KINDS:
         raise ScheduleError(f"algo {name!r}: coll {coll!r} is none of {', '.join(_KINDS)}")
     collective = Collective(_KINDS[coll], number_of(root, "ngpus"), number_of(root, "root", 0))
     chunks = _chunks(root, collective)
@@ -44,7 +49,7 @@ def from_msccl(text: str) -> Schedule:
     ordered, sent = run(blocks)
     check_connections(blocks, collective.world)
     _check_moved(collective, chunks, ordered)
-    places = MscclPlaces(collective, chunks // collective.blocks, root.get("inplace") == "1")
+    places = MscclPlaces(collective, chunks // collective.blocks, number_of(root, "inplace", 0) == 1)
     messages, touches = MscclBuffers(places, chunks).follow(ordered, sent)
     check_program(root, places, chunks, ordered, sent)
     steps = _steps(_ordered(messages, touches))
@@ -124,6 +129,8 @@ def _check_moved(collective: Collective, chunks: int, ordered: list[MscclOperati
     at_home = chunks // collective.world if collective.kind == "all_to_all" else 0
     needed = chunks - at_home if collective.world > 1 else 0
     moved = sum(one.count for one in ordered if one.verb in RECEIVES)
+    if moved > _MOST_MOVED:
+        raise MemoryError(f"{moved:,} chunks that are received are too many to follow at once")
     if moved < needed:
         raise ScheduleError(
             f"the program breaks the contract of {collective}: {moved} chunks are received in all, and {chunks} make "

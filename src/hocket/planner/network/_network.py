@@ -323,6 +323,9 @@ class Network:
         only: tuple[str, tuple[tuple[str, Any], ...]] | None,
         beside: tuple[int, tuple[float, ...]] | None,
     ) -> Cost:
+        if beside and not only:  # groups of a shape have one algorithm, the fastest for the slowest of them
+            worst = self._costs(kind, nbytes, size, stride, constants, None, None)
+            only = worst.algorithm, worst.given
         lines = self._lines(kind, size, stride, constants)
         share = constants.gather_share if kind in ("all_gather", "reduce_scatter") else 1.0
         contention = self.routes(size, stride)

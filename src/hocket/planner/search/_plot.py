@@ -14,6 +14,7 @@ _DASHES = ("", "7 4", "2 3", "10 3 2 3")
 _WIDTH, _LEFT, _RIGHT = 860, 80, 250
 _UPPER, _LOWER = (40, 340), (380, 560)  # from top to bottom
 _HEIGHT = _LOWER[1] + 50
+_DIAMONDS = " (diamonds: measured)"
 
 Place = Callable[[float, float], tuple[float, float]]
 
@@ -34,19 +35,22 @@ def curves_svg(
         measured: Throughput by workers, for some curves by their names.
     """
     said = {curve.name: (measured or {}).get(curve.name, {}) for curve in curves}
-    first = curves[0].points[0]
-    ends = sorted({point.workers for curve in curves for point in curve.points})
-    ideal = [(count, first.throughput / first.efficiency / first.workers * count) for count in (ends[0], ends[-1])]
+    counts = {point.workers for curve in curves for point in curve.points}
+    ends = sorted(counts.union(*said.values()))
+    ideal = [(count, _alone(curves[0]) * count) for count in (ends[0], ends[-1])]
     rates = [rate for curve in curves for point in curve.points for rate in (point.throughput, *point.interval)]
     rates = [
         rate for rate in (*rates, *(rate for _, rate in ideal), *(r for p in said.values() for r in p.values())) if rate
     ]
     shares = [point.efficiency for curve in curves for point in curve.points]
+    shares += [rate / count / _alone(curve) for curve in curves for count, rate in said[curve.name].items()]
+    words = max(len(curve.name) + (len(_DIAMONDS) if said[curve.name] else 0) for curve in curves)
+    width = _WIDTH + max(0, 7 * words - _RIGHT + 52)
     least = math.floor(10 * min(*shares, 0.9)) / 10
     upper = _scale(ends, math.log10(min(rates)) - 0.05, math.log10(max(rates)) + 0.05, _UPPER, math.log10)
     lower = _scale(ends, least, max(1.0, *shares) + 0.03, _LOWER, float)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {_HEIGHT}" font-family="sans-serif" '
         'font-size="12"><rect width="100%" height="100%" fill="white"/>',
         f'<text x="{_LEFT}" y="22" font-size="14">{escape(title)}</text>',
         f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{_HEIGHT - 10}" text-anchor="middle">workers</text>',
@@ -83,20 +87,26 @@ def _curve(number: int, curve: Curve, upper: Place, lower: Place, said: Mapping[
     if all(point.interval[0] > 0 for point in curve.points):
         there = [(point.workers, point.interval[1]) for point in curve.points]
         back = [(point.workers, point.interval[0]) for point in reversed(curve.points)]
-        parts.append(f'<path d="{_path(upper, [*there, *back])} Z" fill="{colour}" fill-opacity="0.12"/>')
+        bar = f' stroke="{colour}" stroke-width="6" stroke-opacity="0.12"' if len(there) == 1 else ""
+        parts.append(f'<path d="{_path(upper, [*there, *back])} Z" fill="{colour}" fill-opacity="0.12"{bar}/>')
     parts.append(f'<path d="{_path(upper, [(point.workers, point.throughput) for point in curve.points])}" {line}/>')
     parts.append(f'<path d="{_path(lower, [(point.workers, point.efficiency) for point in curve.points])}" {line}/>')
     for point in curve.points:
-        x, y = upper(point.workers, point.throughput)
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')
-    alone = curve.points[0].throughput / curve.points[0].efficiency / curve.points[0].workers
+        for x, y in (upper(point.workers, point.throughput), lower(point.workers, point.efficiency)):
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')
     for count, rate in said.items():
-        for x, y in (upper(count, rate), lower(count, rate / count / alone)):
+        for x, y in (upper(count, rate), lower(count, rate / count / _alone(curve))):
             parts.append(f'<path d="M {x:.1f} {y - 5:.1f} l 5 5 l -5 5 l -5 -5 Z" fill="white" stroke="{colour}"/>')
     y = _UPPER[0] + 18 * number + 10
     parts.append(f'<path d="M {_WIDTH - _RIGHT + 12} {y} h 34" {line}/>')
-    words = escape(curve.name) + (" (diamonds: measured)" if said else "")
+    words = escape(curve.name) + (_DIAMONDS if said else "")
     return [*parts, f'<text x="{_WIDTH - _RIGHT + 52}" y="{y + 4}">{words}</text>']
+
+
+def _alone(curve: Curve) -> float:
+    """Return the throughput of one worker."""
+    first = curve.points[0]
+    return first.throughput / first.efficiency / first.workers
 
 
 def _scale(

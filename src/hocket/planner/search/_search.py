@@ -123,7 +123,8 @@ def search(
     limit = network.memory_nbytes if memory_limit is None else memory_limit
     if not limit and memory_limit is None:
         rule = f"{network.name} does not say how much memory a worker has, so nothing says what fits"
-        remedy = "give it (--memory 80GiB), or to the cluster's servers (server.device_memory=80GiB); 0 is no limit"
+        give = "server.device_memory=80GiB, or server.memory of hosts"
+        remedy = f"give it (--memory 80GiB), or to the cluster's servers ({give}); 0 is no limit"
         raise PlanError("no plan was found:", [PlanFinding("memory", rule, remedy)])
     network = network.first(workers)
     precision = {"precision": fixed["precision"]} if fixed and "precision" in fixed else {}
