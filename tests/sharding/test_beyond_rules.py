@@ -50,6 +50,15 @@ def pair(x: torch.Tensor) -> Any:
     return torch.max(x, 1, out=out).values + out[0]
 
 
+def added_into(start: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        made = start(x)
+        made.addmm_(x, TABLE[:4, :4])
+        return made
+
+    return call
+
+
 @torch.jit.script
 def scripted(x: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(x).sum()
@@ -107,6 +116,16 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], Any]]] = {
     "dlpack": ((4, 6), lambda x: torch.from_dlpack(torch.utils.dlpack.to_dlpack(x))),
     "a copy": ((4, 6), lambda x: copy.deepcopy(x) * 2),
     "a weight as divided as its input": ((6, 6), lambda x: F.prelu(x, x[:, 0])),
+    "a product added to a tensor that is whole": ((4, 4), added_into(lambda x: torch.ones(4, 4))),
+    "a product added to a divided tensor": ((4, 4), added_into(lambda x: x * 2)),
+    "written to a piece": ((4, 6), lambda x: x.clone().requires_grad_().mul(2).tensor_split(1, 1)[0].mul_(3).detach()),
+    "rolled as a row": ((4, 6), lambda x: torch.roll(x, 1, [])),
+    "nothing, as a row": ((4, 6, 2), lambda x: x[:, :0].ravel().sum() + x[:0].flatten(1).sum(0)[:2]),
+    "one element, flat": ((1, 1, 1), lambda x: torch.cat([x.flatten(1), x.unflatten(1, (1, 1))[0, 0] * 2])),
+    "a mean of halves": ((2, 256, 6), lambda x: (90 + x.half()).mean((1, 2))),
+    "a loss of halves": ((2, 256, 6), lambda x: F.l1_loss(90 + x.half(), torch.zeros(2, 256, 6).half())),
+    "pooled halves": ((2, 2, 64, 16), lambda x: F.avg_pool2d(90 + x.half(), (64, 16))),
+    "pooled halves, adaptively": ((2, 2, 64, 16), lambda x: F.adaptive_avg_pool2d(90 + x.half(), 1)),
     "aten's convolution": (
         (4, 2, 3),
         lambda x: torch.ops.aten.conv1d(TABLE.view(2, 2, 6), x, None, [1], [1]),

@@ -173,7 +173,7 @@ def _alternatives(shard: Shard, old: Sequence[int], new: Sequence[int]) -> list[
     found = []
     for dim in range(len(new)):
         here = math.prod(new[:dim])
-        if here < outer or here % outer or here >= outer * shard.size:
+        if here < outer or here >= outer * shard.size or here % outer:
             continue
         count = here // outer
         if shard.size % count == 0 and new[dim] % ranks == 0 and (shard.size // count) % ranks == 0:

@@ -53,10 +53,7 @@ def _operands(tree: Any) -> list[Operand]:
 @rule("pointwise")
 def pointwise(call: OperatorCall, *args: Any, **kwargs: Any) -> Outcome:
     """Return how results lie of which every element comes from those in the same place."""
-    (mine, named), shard, ndim = aligned(call, (args, kwargs))
-    if call.in_place and (not args or mine[0] is not args[0] or args[0].shard is None or args[0].ndim < ndim):
-        call.refuse("changes a tensor that is divided in another way than the operand")
-    call.args, call.kwargs = mine, named
+    (call.args, call.kwargs), shard, _ = aligned(call, (args, kwargs))
     return shard
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from ._call import Operand, OperatorCall, Outcome
+from ._call import Local, Operand, OperatorCall, Outcome
 from ._placement import REPLICATED
 from ._pointwise import aligned, pointwise
 from ._table import rule
@@ -108,14 +108,20 @@ def add_up(call: OperatorCall, input: Any, *args: Any, dtype: Any = None, **kwar
     if shard.dim not in dims:
         return shard if keepdim else shard.at(shard.dim - sum(d < shard.dim for d in set(dims)))
     call.exchange("adds up along the dim that is divided")
-    count = math.prod(input.shape[d] for d in dims)
-
-    def run(local: Any) -> torch.Tensor:
-        added = local.peers.total(local.tensors(input).sum(dims, keepdim, dtype=dtype))
-        return torch.as_tensor(added if call.name == "sum" else added / count)
-
-    call.run = run
+    count = 1 if call.name == "sum" else math.prod(input.shape[d] for d in dims)
+    call.run = lambda local: totalled(local, local.tensors(input), count, dims, keepdim, dtype)
     return REPLICATED
+
+
+def totalled(
+    local: Local, tensor: torch.Tensor, count: float, dims: Any = None, keepdim: bool = False, dtype: Any = None
+) -> torch.Tensor:
+    """Return the sum over dims and ranks, divided by `count`; of halves in single precision, as torch adds them up."""
+    made = tensor.dtype if dtype is None else dtype
+    half = made in (torch.float16, torch.bfloat16)
+    total = local.peers.total(tensor.sum(dims, keepdim, dtype=torch.float32 if half else dtype))
+    total = total if count == 1 else total / count
+    return torch.as_tensor(total.to(made) if half else total)
 
 
 @rule("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
@@ -140,8 +146,8 @@ def elementwise_loss(call: OperatorCall, *args: Any, **kwargs: Any) -> Outcome:
     shape = torch.broadcast_shapes(*(o.shape for o in operands))  # type: ignore[no-untyped-call]
 
     def run(local: Any) -> torch.Tensor:
-        added = local.peers.total(function(**local.tensors(values), reduction="none").sum())
-        return torch.as_tensor(added / math.prod(shape) if reduction == "mean" else added)
+        each = function(**local.tensors(values), reduction="none")
+        return totalled(local, each, math.prod(shape) if reduction == "mean" else 1)
 
     call.run = run
     return REPLICATED

@@ -47,7 +47,7 @@ def flatten(call: OperatorCall, input: Any, start_dim: int = 0, end_dim: int = -
     """Return how a tensor lies of which several dims became one."""
     start, end = start_dim % max(input.ndim, 1), end_dim % max(input.ndim, 1)
     full = (*input.shape[:start], math.prod(input.shape[start : end + 1]), *input.shape[end + 1 :])
-    return reshaped(call.shard(input), input.shape, full)
+    return view(call, input, full) if call.exchanges else reshaped(call.shard(input), input.shape, full)
 
 
 @rule("unflatten")
@@ -55,9 +55,12 @@ def unflatten(call: OperatorCall, input: Any, dim: int, sizes: Any) -> Outcome:
     """Return how a tensor lies of which one dim became several."""
     dim %= input.ndim
     middle = _resolved(list(sizes), input.shape[dim])
-    shard = reshaped(call.shard(input), input.shape, (*input.shape[:dim], *middle, *input.shape[dim + 1 :]))
+    full = (*input.shape[:dim], *middle, *input.shape[dim + 1 :])
+    if call.exchanges:
+        return view(call, input, full)
+    shard = reshaped(call.shard(input), input.shape, full)
     at = shard.dim - dim
-    if 0 <= at < len(middle) and (sizes[at] != -1 or call.exchanges):
+    if 0 <= at < len(middle) and sizes[at] != -1:
         call.becomes(input, dim, (*middle[:at], call.mine(shard), *middle[at + 1 :]))
     return shard
 
@@ -183,8 +186,11 @@ def pieces(call: OperatorCall, input: Any, amount: Any = None, dim: int = 0, **n
     if call.name != "chunk" or len(set(sizes)) > 1 or call.exchanges:
         call.changed = True
         own = [b - a for _, (a, b) in found]
-        call.func = torch.split
-        call.becomes(input, own, dim)
+        if call.name == "tensor_split":  # whose pieces may be written to, as those of split may not
+            call.becomes(input, list(itertools.accumulate(own))[:-1], dim)
+        else:
+            call.func = torch.split
+            call.becomes(input, own, dim)
     return [one for one, _ in found]
 
 
@@ -331,7 +337,7 @@ def turn(call: OperatorCall, input: Any, *args: Any, **kwargs: Any) -> Outcome:
     if call.name == "roll":
         args = args[1:]
     dims = kwargs.get("dims", args[0] if len(args) == 1 else args)
-    if dims == () or any(d % input.ndim == shard.dim for d in ((dims,) if isinstance(dims, int) else dims)):
+    if dims in ((), []) or any(d % input.ndim == shard.dim for d in ((dims,) if isinstance(dims, int) else dims)):
         call.refuse("works along the dim that is divided")
     return shard
 

@@ -45,7 +45,10 @@ def apply(found: Rule, call: OperatorCall) -> Outcome:
         _signature(found).bind(call, *call.args, **call.kwargs)
     except TypeError as error:
         raise CannotShard(f"{call.name} is called in a form that has no rule ({error})") from None
+    target = call.args[0] if call.in_place and call.args else None
     outcome = found(call, *call.args, **call.kwargs)
+    if call.in_place and (target is None or call.run is not None or call.args[0] is not target or target.shard is None):
+        call.refuse("changes a tensor that is divided in another way than the operand")
     for one in (outcome,) if isinstance(outcome, Placement) else outcome:
         if isinstance(one, Shard):
             if call.exchanges and len(one.bounds) > 1:

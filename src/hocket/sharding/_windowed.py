@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from ._call import Local, Operand, OperatorCall, Outcome
 from ._placement import REPLICATED, Shard
 from ._products import layered
+from ._reductions import totalled
 from ._shapes import nonempty, rows_like
 from ._table import rule
 from ._windows import SlidingWindow
@@ -230,9 +231,10 @@ def average_pool(
     outputs = along[own].divide(call.shard(input)).intervals()
 
     def compute(rows: torch.Tensor, local: Local) -> torch.Tensor:
-        sums: torch.Tensor = function(rows, each(kernel_size, n), strides, lows, ceil_mode, True, 1)
+        wide = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
+        sums: torch.Tensor = function(wide, each(kernel_size, n), strides, lows, ceil_mode, True, 1)
         if divisor_override is not None:
-            return sums / divisor_override
+            return (sums / divisor_override).to(rows)
         divisor = sums.new_ones(())
         for i, (window, size) in enumerate(zip(along, input.shape[-n:], strict=True)):
             counts = _counts(window, size, count_include_pad).to(sums)
@@ -241,7 +243,7 @@ def average_pool(
             elif i == own:  # a row that goes again
                 counts = counts[:1]
             divisor = divisor * counts.view(-1, *[1] * (n - 1 - i))
-        return sums / divisor
+        return (sums / divisor).to(rows)
 
     return _slide(call, input, along[own], compute)
 
@@ -262,11 +264,7 @@ def adaptive_average_pool(call: OperatorCall, input: Any, output_size: Any) -> O
     if output_size is None or set(each(output_size, n)) != {1}:
         call.refuse("has windows that are not those of a convolution")
     count = math.prod(input.shape[-n:])
-
-    def run(local: Local) -> torch.Tensor:
-        return torch.as_tensor(local.peers.total(local.tensors(input).sum(tuple(range(-n, 0)), keepdim=True)) / count)
-
-    call.run = run
+    call.run = lambda local: totalled(local, local.tensors(input), count, tuple(range(-n, 0)), True)
     return REPLICATED
 
 

@@ -143,8 +143,8 @@ def test_what_is_no_order_is_refused_with_the_place(text: str, message: str) -> 
     assert message in str(caught.value)
 
 
-def test_comments_and_empty_lines_are_left_out() -> None:
-    text = "# mine\norder mine ranks=1 stages=1 micro_batches=1\n\nrank 0:\n  0F0 # forward\n  0B0\n"
+def test_comments_empty_lines_and_more_spaces_or_tabs_are_left_out() -> None:
+    text = "# mine\norder  mine\tranks=1 stages=1 micro_batches=1\n\nrank\t0:\n  0F0 # forward\n\t0B0\n"
     assert PipelineOrder.parse(text) == PipelineOrder(
         "mine", 1, 1, ((PipelineAction(0, "F", 0), PipelineAction(0, "B", 0)),)
     )

@@ -349,8 +349,9 @@ def _check(where: str, action: PipelineAction, stages: int, micro_batches: int) 
 
 
 def _rows(text: str) -> list[tuple[int, str]]:
-    """Return the lines that say something, with their numbers."""
-    return [(number, line) for number, raw in enumerate(text.splitlines(), 1) if (line := raw.split("#", 1)[0].strip())]
+    """Return the lines that say something, one space between words, with their numbers."""
+    lines = ((number, " ".join(raw.split("#", 1)[0].split())) for number, raw in enumerate(text.splitlines(), 1))
+    return [(number, line) for number, line in lines if line]
 
 
 def line_of(text: str, rank: int, action: int | None) -> int:

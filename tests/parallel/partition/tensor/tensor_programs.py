@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import hocket
 from hocket.parallel.compose._recompute import recompute
 from hocket.parallel.mesh.world import current
 from hocket.parallel.partition.tensor import (
@@ -354,3 +355,24 @@ def unknown_words() -> list[str]:
         except IndexError as error:
             said.append(str(error))
     return said
+
+
+class Forces(nn.Module):
+    """Forces as derivatives of an energy: the forward runs with gradients only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(6, 16), nn.SiLU(), nn.Linear(16, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.clone().requires_grad_()
+        return -torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
+
+
+def forces(degree: int) -> list[float]:
+    torch.manual_seed(0)
+    model, x, y = Forces().double(), torch.randn(8, 6).double(), torch.randn(8, 6).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = hocket.Plan(tensor_parallel_degree=degree)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, plan, sample=x)
+    return [float(trainer.step((x, y))) for _ in range(3)]

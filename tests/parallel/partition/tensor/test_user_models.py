@@ -60,3 +60,9 @@ def test_all_layers_of_a_chain_of_convolutions_are_in_pairs() -> None:
     forms = trained(2)[0]["cnn"]["forms"]
     assert [forms[f"features.{i}"] for i in (0, 3, 7, 10)] == ["column", "row"] * 2
     assert [forms[f"classifier.{i}"] for i in (0, 3)] == ["column", "row"]
+
+
+def test_a_model_that_does_not_run_without_gradients_trains() -> None:
+    alone = programs.forces(1)
+    for found in run_ranks(programs.forces, 2, 2):
+        assert found == pytest.approx(alone, rel=1e-12)

@@ -55,6 +55,7 @@ class Verifier:
 
     def __init__(self, model: nn.Module, sample: Any, recording: Recording, world: World) -> None:
         self._model, self._sample, self._recording, self._world = model, sample, recording, world
+        self._evaluating: Any = torch.no_grad
         # Their gradients would be held whole; those of what lies before and behind them tell of errors, too.
         self._large = {name for name, parameter in model.named_parameters() if is_deferred(parameter)}
 
@@ -67,7 +68,11 @@ class Verifier:
         """
         self._base = base
         with _training(self._model), _moved(self._model, self._world.device):
-            self._expected = self._run()
+            try:
+                self._expected = self._run()
+            except RuntimeError:  # forces: a forward that takes derivatives does not run without gradients
+                self._evaluating = torch.enable_grad
+                self._expected = self._run()
             return self._halve(list(regions))
 
     def _halve(self, regions: list[Region]) -> tuple[list[Region], list[tuple[Region, str]]]:
@@ -112,7 +117,7 @@ class Verifier:
                 total = torch.stack(losses).sum()
                 gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
             self._model.eval()
-            with torch.no_grad():
+            with self._evaluating():
                 outputs += tensors_in(called(self._model, self._sample))
             buffers = {n: b.detach().clone() for n, b in self._model.named_buffers()}
         found = _Result([t.detach() for t in outputs], dict(zip(parameters, gradients, strict=True)), buffers)
