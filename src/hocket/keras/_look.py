@@ -121,8 +121,8 @@ def judge(look: Look, world: World) -> None:
         if world.rank == 0:
             warnings.warn(
                 f"the model draws random numbers by {draws[0]}, and each rank draws for its own samples: they are "
-                "others than those of one process. Draw by keras.random.uniform or normal, with samples along the first "
-                "axis",
+                "others than those of one process. Draw by keras.random.uniform or normal, with samples along the "
+                "first axis",
                 stacklevel=2,
             )
         return
@@ -134,7 +134,7 @@ def judge(look: Look, world: World) -> None:
         )
     if added:
         raise ValueError(
-            f"a layer adds a loss (add_loss) that is no mean over samples: {added}. Ranks' losses are averaged: divide "
-            "it by the number of samples, or compute it in a loss function that is given to compile, which sees the "
-            "whole batch"
+            f"a layer adds a loss (add_loss, activity_regularizer) that is no mean over samples: {added}. Ranks' losses "
+            "are averaged: divide it by the number of samples, or compute it in a loss function that is given to "
+            "compile, which sees the whole batch"
         )

@@ -144,7 +144,7 @@ class MetricSums:
         if not share.samples:  # a sample that is here to keep step
             for state in states:
                 state.zero_()
-        if not any(bool(state.count_nonzero()) for state in before):
+        if phase not in self._local or not any(bool(state.count_nonzero()) for state in before):
             self._local[phase] = [state.new_zeros(state.shape) for state in states]
         for local, state in zip(self._local[phase], states, strict=True):
             local.add_(state)
