@@ -134,7 +134,7 @@ def judge(look: Look, world: World) -> None:
         )
     if added:
         raise ValueError(
-            f"a layer adds a loss (add_loss, activity_regularizer) that is no mean over samples: {added}. Ranks' losses "
-            "are averaged: divide it by the number of samples, or compute it in a loss function that is given to "
-            "compile, which sees the whole batch"
+            f"a layer adds a loss (add_loss, activity_regularizer) that is no mean over samples: {added}. Ranks' "
+            "losses are averaged: divide it by the number of samples, or compute it in a loss function that is given "
+            "to compile, which sees the whole batch"
         )
