@@ -17,7 +17,7 @@ from . import _private, _random
 _FEW = 8
 
 
-class Look:
+class BatchLook:
     """What a model gives for a batch, and for two parts of it.
 
     Dropout and noise give one number, batch norm normalises by its moving averages, and all that the model keeps is as
@@ -47,7 +47,7 @@ class Look:
         batch = _private.unpack_x_y_sample_weight(data)
         if not own_loss:  # a statistic of few samples differs most
             batch = Cutter(None).cut(batch, 0, min(_FEW, samples_in(batch)))
-        probe = _Probe(model, self, own_loss=own_loss)
+        probe = _ModelProbe(model, self, own_loss=own_loss)
         probe.train(training)
         found = look_apart(probe, (batch, {}), samples_in(batch), summed=False)
         wrong = {} if found is None else found.wrong
@@ -57,10 +57,10 @@ class Look:
         self.whole_loss = any(place >= outputs + added for place in wrong)
 
 
-class _Probe(torch.nn.Module):
+class _ModelProbe(torch.nn.Module):
     """Gives a model's outputs, the losses that its layers have added, and its own loss, and leaves it as it was."""
 
-    def __init__(self, model: Any, look: Look, *, own_loss: bool) -> None:
+    def __init__(self, model: Any, look: BatchLook, *, own_loss: bool) -> None:
         super().__init__()
         self.model = model
         self._look = [look]
@@ -106,7 +106,7 @@ def _by_moving_averages(model: Any) -> Iterator[None]:
                 layer.__dict__["_moments"] = function
 
 
-def judge(look: Look, world: World) -> None:
+def judge(look: BatchLook, world: World) -> None:
     """Tell what cannot be as on one device; a collective operation.
 
     Raises:

@@ -11,7 +11,7 @@ from hocket.parallel.data import GradientReducer, scale_gradients
 from hocket.parallel.mesh import World
 
 from . import _batch_norm, _data, _metrics, _private, _random
-from ._look import Look, judge
+from ._look import BatchLook, judge
 from ._metrics import MetricSums
 from ._stage import mask_of
 
@@ -187,7 +187,7 @@ class Steps:
         if share.total < 2 * share.world:  # some rank has no two samples
             data = self._whole(data, share)
         own = training and self._keras_step and type(model).compute_loss is not _private.TorchTrainer.compute_loss
-        look = Look(model, data, training=training, own_loss=own and not self._gather_outputs)
+        look = BatchLook(model, data, training=training, own_loss=own and not self._gather_outputs)
         if self._shapes.learn(look.shapes):
             look.draws.add("a shape with samples along another axis than the first")
         judge(look, self._everyone)
