@@ -110,6 +110,108 @@ def losses_that_see_the_whole_batch(wrap: Wrap) -> dict[str, Any]:
 
 
 @case
+def a_class_that_is_left_out(wrap: Wrap) -> dict[str, Any]:
+    x, _ = vectors(31)
+    labels = np.random.default_rng(1).integers(0, 3, 31)
+    keras.utils.set_random_seed(4)
+    model = wrap(keras.Sequential([keras.Input((5,)), layers.Dense(3)]))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=1)
+    model.compile("sgd", loss, weighted_metrics=["accuracy"])
+    fitted = model.fit(
+        x, labels, batch_size=7, epochs=2, sample_weight=np.linspace(0.1, 2, 31, dtype="float32"),
+        validation_data=(x[:9], labels[:9]), verbose=0,
+    )  # fmt: skip
+    return {"history": fitted.history, "weights": model.get_weights()}
+
+
+@case
+def losses_of_several_outputs_that_see_the_whole_batch(wrap: Wrap) -> dict[str, Any]:
+    x, y = vectors(14)  # of batches of six the last has fewer samples than four ranks
+    keras.utils.set_random_seed(4)
+    inputs = keras.Input((5,))
+    model = wrap(keras.Model(inputs, [layers.Dense(1, name="one")(inputs), layers.Dense(1, name="two")(inputs)]))
+    model.compile("sgd", ["mse", keras.losses.MeanSquaredError(reduction="sum")])
+    return {"history": model.fit(x, [y, y], batch_size=6, epochs=2, verbose=0).history, "weights": model.get_weights()}
+
+
+@case
+def own_losses_of_the_whole_batch(wrap: Wrap) -> dict[str, Any]:
+    """Losses of models of one's own that look at other samples, or count some, and a mean that the model keeps."""
+
+    def of(function: Callable[[Any, Any, Any], Any]) -> Any:
+        class Own(keras.Model):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner, self.mean = layers.Dense(3), keras.metrics.Mean(name="mean")
+
+            def call(self, x: Any) -> Any:
+                return self.inner(x)
+
+            def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any, **__: Any) -> Any:
+                loss = function(x, y, y_pred)
+                self.mean.update_state(loss)
+                return loss
+
+        return Own()
+
+    def pairs(x: Any, y: Any, y_pred: Any) -> Any:
+        return ops.mean(ops.logsumexp(ops.matmul(y_pred, ops.transpose(x[:, :3])), axis=-1))
+
+    def some(_: Any, y: Any, y_pred: Any) -> Any:
+        kept = ops.cast(y > 0, "float32")
+        return ops.sum(kept * ops.square(y_pred)) / (1 + ops.sum(kept))
+
+    def all_alike(_: Any, y: Any, y_pred: Any) -> Any:
+        return ops.mean(ops.square(y_pred - y))
+
+    x, y = vectors(31)
+    found: dict[str, Any] = {}
+    for function in (pairs, some, all_alike):
+        keras.utils.set_random_seed(4)
+        model = wrap(of(function))
+        model.compile(keras.optimizers.SGD(0.05))
+        found[function.__name__] = [model.fit(x, y, batch_size=9, epochs=2, verbose=0).history, model.get_weights()]
+    return found
+
+
+@case
+def noise_of_other_shapes(wrap: Wrap) -> dict[str, Any]:
+    """Shapes whose first axis may be as long as a rank's part, or has several rows for each sample."""
+
+    class Folded(layers.Layer):
+        def __init__(self, inner: Any) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            rows = ops.reshape(x, (-1, x.shape[-1]))
+            return ops.reshape(self.inner(rows, training=training), (-1, *x.shape[1:]))
+
+    class Scaled(layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seed = keras.random.SeedGenerator(5)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            if not training:
+                return x
+            kernel = keras.random.normal((3, 3), seed=self.seed)
+            return ops.matmul(x, kernel) * keras.random.gamma((ops.shape(x)[0], 1, 1), 2.0, seed=self.seed)
+
+    x = np.random.default_rng(3).normal(size=(14, 4, 3)).astype("float32")
+    keras.utils.set_random_seed(4)
+    between = [
+        layers.Dropout(0.4, noise_shape=(1, 4, 3)),
+        Folded(layers.Dropout(0.5)),
+        Folded(layers.GaussianNoise(1.0)),
+    ]
+    model = wrap(keras.Sequential([keras.Input((4, 3)), *between, Scaled(), layers.Flatten(), layers.Dense(1)]))
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    fitted = model.fit(x, x[:, 0, :1], batch_size=6, epochs=2, verbose=0)  # parts of three samples, and of one
+    return {"history": fitted.history, "weights": model.get_weights()}
+
+
+@case
 def metrics_that_are_no_sums(wrap: Wrap) -> dict[str, Any]:
     class Largest(keras.metrics.Metric):
         def __init__(self) -> None:

@@ -85,6 +85,22 @@ def attempts() -> dict[str, Callable[[], Any]]:
         often = keras.callbacks.ModelCheckpoint("never.keras", save_freq=2)
         return piped().fit(x, y, verbose=0, callbacks=[often])
 
+    def added(function: Callable[[Any, Any], Any]) -> Any:
+        class Adding(keras.layers.Layer):
+            def call(self, inputs: Any) -> Any:
+                return function(self, inputs)
+
+        made = hocket.keras.Model(cases.dense(Adding()))
+        made.compile("sgd", "mse")
+        return made
+
+    def centred(_: Any, inputs: Any) -> Any:
+        return inputs - keras.ops.mean(inputs, axis=0)
+
+    def summed(layer: Any, inputs: Any) -> Any:
+        layer.add_loss(keras.ops.sum(keras.ops.square(inputs)))
+        return inputs
+
     tf_dataset = type("DatasetV2", (), {"__module__": "tensorflow.python.data"})
     dataset = torch.utils.data.TensorDataset(torch.from_numpy(x))
     return {
@@ -103,6 +119,9 @@ def attempts() -> dict[str, Callable[[], Any]]:
         "no callback": lambda: model().fit(x, y, callbacks=["checkpoint"]),
         "callback list": lambda: model().fit(x, y, callbacks=keras.callbacks.CallbackList([])),
         "a metric of the model's own": keep,
+        "samples that meet": lambda: added(centred).fit(x, y, verbose=0),
+        "samples that meet in predictions": lambda: added(centred).predict(x, verbose=0),
+        "a sum that a layer adds": lambda: added(summed).fit(x, y, verbose=0),
         "subclassed in a pipeline": lambda: piped(Subclassed(name="own")),
         "a step of one's own in a pipeline": lambda: piped(Stepping()),
         "whole batches for batch norm": normed,
@@ -143,6 +162,9 @@ EXPECTED = {
     "no callback": "TypeError: callbacks are instances of keras.callbacks.Callback, and 'checkpoint' is none",
     "callback list": "TypeError: pass callbacks as a list of callbacks",
     "a metric of the model's own": "ValueError: metric 'last' of type Last is kept by the model.*additive = True",
+    "samples that meet": "ValueError: the model computes what it gives for a sample from other samples .* is .* off",
+    "samples that meet in predictions": "ValueError: the model computes what it gives for a sample from other samples",
+    "a sum that a layer adds": "ValueError: a layer adds a loss.*as a sum over samples is.*divide it by the number",
     "subclassed in a pipeline": "ValueError: pipeline=2 cannot cut 'own' of type Subclassed into stages: .*Build it by "
     "keras.Sequential or keras.Model\\(inputs, outputs\\)",
     "a step of one's own in a pipeline": "ValueError: Stepping.train_step is the model's own.*remove train_step",
@@ -194,6 +216,37 @@ def test_every_rank_tells_what_is_wrong_and_what_to_do(told: list[dict[str, str]
     assert all(found.keys() == EXPECTED.keys() for found in told)
     for found in told:
         assert re.match(EXPECTED[name], found[name], re.DOTALL), found[name]
+
+
+def drawing_by_categories() -> list[str]:
+    import warnings
+
+    import keras
+
+    import hocket.keras
+
+    class Drawing(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seed = keras.random.SeedGenerator(5)
+
+        def call(self, inputs: Any) -> Any:
+            return inputs * keras.ops.cast(keras.random.categorical(inputs, 1, seed=self.seed), inputs.dtype)
+
+    x, y = cases.vectors(8)
+    model = hocket.keras.Model(cases.dense(Drawing()))
+    model.compile("sgd", "mse")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(x, y, batch_size=4, verbose=0)
+    return [str(one.message) for one in caught if "random numbers" in str(one.message)]
+
+
+def test_random_numbers_that_are_not_those_of_one_process_are_told_once() -> None:
+    first, second = run_ranks(drawing_by_categories, RANKS, timeout_s=100)
+    assert not second
+    assert len(first) == 1
+    assert "by keras.random.categorical" in first[0]
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -20,7 +20,10 @@ def plain() -> dict[str, Any]:
 ON_FOUR = [  # where it matters how many ranks there are, beyond two
     "convolution_with_batch_norm_and_dropout",
     "seeded_noise",
+    "losses_of_several_outputs_that_see_the_whole_batch",
     "losses_that_see_the_whole_batch",
+    "noise_of_other_shapes",
+    "own_losses_of_the_whole_batch",
     "batches_made_by_the_user",
 ]
 

@@ -1,7 +1,8 @@
 """Metrics and losses over all ranks' samples: which are sums over samples, and the sums of what each rank adds."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -24,13 +25,15 @@ def is_mean_over_samples(loss: Any) -> bool:
     """Return whether a Keras loss (its reduction included) is the mean of terms of one sample each.
 
     A function of the user's may look at the batch as a whole, and a mean by the sum of the samples' weights has a
-    denominator that one rank does not know. A loss class of one's own says that it is such a mean by an attribute
-    `additive = True`.
+    denominator that one rank does not know, as has one that leaves a class out. A loss class of one's own says that it
+    is such a mean by an attribute `additive = True`.
     """
     if getattr(loss, "reduction", None) not in _MEANS:
         return False
     if getattr(loss, "additive", False):
         return True
+    if _options(loss).get("ignore_class") is not None:
+        return False
     return _is_kerases(loss) and _is_kerases_function(getattr(loss, "fn", None)) and not _along_samples(loss)
 
 
@@ -48,11 +51,16 @@ def is_sum_over_samples(metric: Any) -> bool:
 
 def _along_samples(wrapper: Any) -> bool:
     """Whether a loss or metric is around a function that works along the axis of the samples, or along all."""
-    given = getattr(wrapper, "_fn_kwargs", None) or {}
+    given = _options(wrapper)
     if "axis" not in given:
         return False
     axis = given["axis"]
     return axis is None or 0 in (axis if isinstance(axis, tuple | list) else (axis,))
+
+
+def _options(wrapper: Any) -> dict[str, Any]:
+    """Return what the function in a loss or metric is called with besides."""
+    return getattr(wrapper, "_fn_kwargs", None) or {}
 
 
 def _is_kerases(value: Any) -> bool:
@@ -73,6 +81,33 @@ def compiled_metrics(model: Any) -> list[Any]:
 def other_metrics(model: Any) -> list[Any]:
     """Return the trackers of losses, and the metrics that the model or a layer of it keeps by itself."""
     return [metric for metric in model.metrics if not isinstance(metric, _private.CompileMetrics)]
+
+
+@contextmanager
+def by_samples(metric: Any, share: Callable[[], BatchShard | None]) -> Iterator[None]:
+    """Open a block in which a mean of numbers, one for each batch, takes a rank's number as that of its samples.
+
+    Keras itself gives numbers of the whole batch, if every rank has put it together, the weight of all samples.
+    """
+    if type(metric) is not keras.metrics.Mean:
+        yield
+        return
+    plain = metric.update_state
+
+    def update_state(values: Any, sample_weight: Any = None) -> None:
+        part = share()
+        if part is not None and not getattr(values, "shape", ()):
+            if sample_weight is None:
+                sample_weight = part.samples / part.total
+            elif isinstance(sample_weight, int) and sample_weight == part.total:
+                sample_weight = part.samples
+        plain(values, sample_weight=sample_weight)
+
+    metric.__dict__["update_state"] = update_state
+    try:
+        yield
+    finally:
+        del metric.__dict__["update_state"]
 
 
 class MetricSums:
@@ -109,7 +144,7 @@ class MetricSums:
         if not share.samples:  # a sample that is here to keep step
             for state in states:
                 state.zero_()
-        if not any(bool(state.count_nonzero()) for state in before):
+        if phase not in self._local or not any(bool(state.count_nonzero()) for state in before):
             self._local[phase] = [state.new_zeros(state.shape) for state in states]
         for local, state in zip(self._local[phase], states, strict=True):
             local.add_(state)

@@ -40,6 +40,7 @@ class PipelinedSteps(Steps):
     ) -> None:
         super().__init__(model, mesh["data"], synchronise_batch_norm=synchronise_batch_norm, bucket_bytes=bucket_bytes)
         self._mesh = mesh
+        self._everyone = mesh.whole
         self._micro_batches = micro_batches
         self._split = tuple(split)
         self._schedule = schedule
@@ -59,10 +60,14 @@ class PipelinedSteps(Steps):
     def _alone(self) -> bool:
         return False
 
+    @property
+    def _parts(self) -> int:
+        return self.world.size * self._micro_batches
+
     def _random_numbers(self) -> AbstractContextManager[None]:
         engine = self.engine()
         engine.renew()
-        return _random.of_whole_batch(engine.share, engine.masks.dropout)
+        return _random.of_whole_batch(engine.share, self._shapes, engine.masks.dropout)
 
     def _install_reducer(self) -> None:
         _arguments.check_micro_batches(self.model, self._micro_batches)
@@ -90,6 +95,7 @@ class PipelinedSteps(Steps):
 
     def _together(self, plain: Callable[[Any], Any], phase: str) -> Callable[[Any], Any]:
         def step(data: Any) -> Any:
+            self._look(data[0], training=phase == "train")
             with self._taking() as share:
                 if share is None:
                     return plain(data)
@@ -221,6 +227,7 @@ class PipelinedSteps(Steps):
 
     def _predict(self, plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def step(data: Any) -> Any:
+            self._look(data[0], training=False)
             with self._taking() as share:
                 if share is None:
                     return plain(data)

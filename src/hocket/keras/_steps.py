@@ -11,6 +11,7 @@ from hocket.parallel.data import GradientReducer, scale_gradients
 from hocket.parallel.mesh import World
 
 from . import _batch_norm, _data, _metrics, _private, _random
+from ._look import BatchLook, judge
 from ._metrics import MetricSums
 from ._stage import mask_of
 
@@ -41,10 +42,19 @@ class Steps:
         self._working: BatchShard | None = None  # of the batch that a step works on
         self._reducer: GradientReducer | None = None
         self._reduced: list[int] = []
+        self._everyone = world  # the ranks, and those of their pipelines
+        self._shapes = _random.DrawnShapes()
+        self._looked_at: dict[bool, Any] = {}  # what the model was compiled with when it was looked at, by `training`
+        self._whole_loss = False  # whether the model's own loss is computed of the whole batch
 
     @property
     def _alone(self) -> bool:
         return self.world.size == 1
+
+    @property
+    def _parts(self) -> int:
+        """Into how many parts a batch is cut."""
+        return self.world.size
 
     def note(self, share: BatchShard) -> None:
         """Take notice of the batch that a loader gives out."""
@@ -75,6 +85,8 @@ class Steps:
             if self._synchronise_batch_norm and self.world.size > 1:
                 stack.enter_context(_batch_norm.synchronised(model, self.world, self.working))
             stack.callback(self._restore, plain, losses)
+            for metric in _metrics.other_metrics(model):
+                stack.enter_context(_metrics.by_samples(metric, self.working))
             model.__dict__["compute_loss"] = self._loss(model.compute_loss)
             model.__dict__["compute_metrics"] = self._metrics(model.compute_metrics)
             model.train_function = self._train(plain["train_function"])
@@ -83,7 +95,7 @@ class Steps:
             yield
 
     def _random_numbers(self) -> AbstractContextManager[None]:
-        return _random.of_whole_batch(self.working)
+        return _random.of_whole_batch(self.working, self._shapes)
 
     def _restore(self, plain: dict[str, Any], losses: list[str]) -> None:
         for name, function in plain.items():
@@ -136,6 +148,7 @@ class Steps:
         counted = self._counted(plain, "train")
 
         def step(data: Any) -> Any:
+            self._look(data[0], training=True)
             if self._reducer is not None and self._yielded is not None:
                 self._reducer.prepare()
                 # A step of the user's own may compute its loss anywhere: there gradients are weighed as they arrive.
@@ -146,6 +159,7 @@ class Steps:
 
     def _counted(self, plain: Callable[[Any], Any], phase: str) -> Callable[[Any], Any]:
         def step(data: Any) -> Any:
+            self._look(data[0], training=phase == "train")
             with self._taking() as share:
                 if share is None:
                     return plain(data)
@@ -156,11 +170,28 @@ class Steps:
 
     def _predict(self, plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def step(data: Any) -> Any:
+            self._look(data[0], training=False)
             with self._taking() as share:
                 output = plain(data)
                 return output if share is None else self._whole(output, share)
 
         return step
+
+    def _look(self, data: Any, *, training: bool) -> None:
+        """Look at the model before its first batch; a collective operation. Raises ValueError: see `judge`."""
+        model, share = self.model, self._yielded
+        mark = (model.optimizer, getattr(model, "_compile_loss", None)) if training else True
+        if share is None or self._parts < 2 or self._looked_at.get(training) == mark:
+            return
+        self._looked_at[training] = mark
+        if share.total < 2 * share.world:  # some rank has no two samples
+            data = self._whole(data, share)
+        own = training and self._keras_step and type(model).compute_loss is not _private.TorchTrainer.compute_loss
+        look = BatchLook(model, data, training=training, own_loss=own and not self._gather_outputs)
+        if self._shapes.learn(look.shapes):
+            look.draws.add("a shape with samples along another axis than the first")
+        judge(look, self._everyone)
+        self._whole_loss |= look.whole_loss
 
     @contextmanager
     def _taking(self) -> Iterator[BatchShard | None]:
@@ -192,11 +223,16 @@ class Steps:
             if share is None:
                 return plain(x, y, y_pred, sample_weight, *args, **kwargs)
             weight = share.weight if self._keras_step else 1.0
-            if self._gather_outputs or any(mask_of(t) is not None for t in _private.tree.flatten(y_pred)):
+            given = sample_weight
+            if self._whole_loss:
+                x = self._whole(x, share)
+            masked = any(mask_of(t) is not None for t in _private.tree.flatten(y_pred))
+            if self._gather_outputs or self._whole_loss or masked:
                 factor = self.world.size / share.weight if share.weight else 0.0
                 y, sample_weight = self._whole(y, share), self._whole(sample_weight, share)
                 y_pred = self._whole(y_pred, share, factor)
             loss = plain(x, y, y_pred, sample_weight, *args, **kwargs)
+            self._take_rows(given, sample_weight, share)
             if weight != 1.0 and isinstance(loss, torch.Tensor) and loss.requires_grad:
                 loss = scale_gradients(loss, weight)
             return loss
@@ -212,6 +248,12 @@ class Steps:
             return plain(x, y, y_pred, sample_weight)
 
         return compute_metrics
+
+    def _take_rows(self, mine: Any, whole: Any, share: BatchShard) -> None:
+        """Take over what Keras has written to the weights of samples: it multiplies them by masks, in place."""
+        for rows, all_rows in zip(_private.tree.flatten(mine), _private.tree.flatten(whole), strict=True):
+            if rows is not all_rows and isinstance(rows, torch.Tensor) and share.samples:
+                rows.copy_(all_rows[share.begin : share.end])
 
     def _whole(self, rows: Any, share: BatchShard, factor: float | None = None) -> Any:
         """Return the whole batch's rows of every tensor. Raises ValueError: a tensor has not a row for each sample."""

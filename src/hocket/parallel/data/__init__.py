@@ -1,6 +1,6 @@
 """Data parallelism: gradients averaged, and state replicated or sharded (ZeRO), compressed, prioritised or relaxed."""
 
-from ._apart import as_evaluated, as_trained
+from ._apart import as_evaluated, as_trained, look_apart
 from ._batch_norm import BroadcastBuffers, SynchronisedBatchNorm, normalise, synchronise
 from ._data_parallel import DataParallel, living
 from ._forward_state import ForwardState, StateProbe, tell
@@ -16,6 +16,6 @@ from .relaxed._relaxation import Relaxation
 __all__ = [
     "BroadcastBuffers", "DataParallel", "ForwardState", "FullySharded", "GradientReducer", "Relaxation", "Replicated",
     "ReplicaMarks", "ShardedOptimizer", "ShardingStrategy", "StateProbe", "SynchronisedBatchNorm", "as_evaluated",
-    "as_trained", "blocks", "has_own_hooks", "is_nonlinear", "living", "normalise", "on_several_hosts",
+    "as_trained", "blocks", "has_own_hooks", "is_nonlinear", "living", "look_apart", "normalise", "on_several_hosts",
     "scale_gradients", "synchronise", "tell",
 ]  # fmt: skip

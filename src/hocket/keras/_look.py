@@ -1,0 +1,140 @@
+"""A look at a model before its first batch: whether parts of a batch give what the batch gives."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import keras
+import torch
+
+from hocket.parallel.batches import Cutter, samples_in, tensors_in
+from hocket.parallel.data import look_apart
+from hocket.parallel.mesh import World
+
+from . import _private, _random
+
+_FEW = 8
+
+
+class BatchLook:
+    """What a model gives for a batch, and for two parts of it.
+
+    Dropout and noise give one number, batch norm normalises by its moving averages, and all that the model keeps is as
+    it was afterwards.
+
+    Args:
+        model: A built Keras model.
+        data: A batch of Keras': x, y and sample_weight.
+        training: Whether it is called to train.
+        own_loss: Whether to look at the model's own `compute_loss` too.
+
+    Attributes:
+        meets: How samples meet in an output of the model; "" where they do not.
+        added: How the losses that layers add are none that ranks can average; "" where they are.
+        whole_loss: Whether the model's own loss has to be computed of the whole batch.
+        draws: What draws random numbers that are not those of one process.
+        shapes: Shapes that the model drew, by the number of samples.
+        counts: How many outputs the model has, and how many losses its layers add.
+    """
+
+    def __init__(self, model: Any, data: Any, *, training: bool, own_loss: bool) -> None:
+        self.meets = self.added = ""
+        self.whole_loss = False
+        self.draws: set[str] = set()
+        self.shapes: dict[int, list[tuple[int, ...]]] = {}
+        self.counts = (0, 0)
+        batch = _private.unpack_x_y_sample_weight(data)
+        if not own_loss:  # a statistic of few samples differs most
+            batch = Cutter(None).cut(batch, 0, min(_FEW, samples_in(batch)))
+        probe = _ModelProbe(model, self, own_loss=own_loss)
+        probe.train(training)
+        found = look_apart(probe, (batch, {}), samples_in(batch), summed=False)
+        wrong = {} if found is None else found.wrong
+        outputs, added = self.counts
+        self.meets = next((said for place, said in wrong.items() if place < outputs), "")
+        self.added = next((said for place, said in wrong.items() if outputs <= place < outputs + added), "")
+        self.whole_loss = any(place >= outputs + added for place in wrong)
+
+
+class _ModelProbe(torch.nn.Module):
+    """Gives a model's outputs, the losses that its layers have added, and its own loss, and leaves it as it was."""
+
+    def __init__(self, model: Any, look: BatchLook, *, own_loss: bool) -> None:
+        super().__init__()
+        self.model = model
+        self._look = [look]
+        self._own_loss = own_loss
+
+    def forward(self, x: Any, y: Any, sample_weight: Any) -> list[torch.Tensor]:
+        model, training, look = self.model, self.training, self._look[0]
+        drawn = look.shapes[samples_in(x)] = []
+        kept = [*model.non_trainable_variables, *model.metrics_variables]
+        before = [(v.value.data, v.value.detach().clone()) for v in kept if v.dtype != "string"]
+        with ExitStack() as stack:
+            stack.enter_context(_random.calm(drawn.append, look.draws.add))
+            stack.enter_context(_by_moving_averages(model))
+            try:
+                y_pred = model(x, training=training) if model._call_has_training_arg else model(x)
+                made = tensors_in(y_pred)
+                losses = [loss for loss in model.losses if isinstance(loss, torch.Tensor)]
+                own = []
+                if self._own_loss:
+                    own = [model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)]
+            finally:
+                with torch.no_grad():
+                    for value, copy in before:
+                        value.copy_(copy)
+        look.counts = len(made), len(losses)  # here, as what this module keeps is put back
+        # Without a graph, by which masked parts would be weighted: ranks' losses count by their samples.
+        return [*made, *(one.detach().requires_grad_() for one in (*losses, *own))]
+
+
+@contextmanager
+def _by_moving_averages(model: Any) -> Iterator[None]:
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+    plain = [layer.__dict__.get("_moments") for layer in layers]
+    for layer in layers:
+        mean, variance = layer.moving_mean.value.detach().clone(), layer.moving_variance.value.detach().clone()
+        layer.__dict__["_moments"] = lambda inputs, mask, m=mean, v=variance: (m.to(inputs), v.to(inputs))
+    try:
+        yield
+    finally:
+        for layer, function in zip(layers, plain, strict=True):
+            layer.__dict__.pop("_moments")
+            if function is not None:
+                layer.__dict__["_moments"] = function
+
+
+def judge(look: BatchLook, world: World) -> None:
+    """Tell what cannot be as on one device; a collective operation.
+
+    Raises:
+        ValueError: samples of the batch meet in the model, or a layer adds a loss that is no mean over samples.
+    """
+    everyone = world.from_all((look.meets, look.added, sorted(look.draws)))
+    draws = sorted({name for *_, names in everyone for name in names})
+    meets = next((said for said, *_ in everyone if said), "")
+    added = next((said for _, said, _ in everyone if said), "")
+    look.whole_loss = any(world.from_all(look.whole_loss))
+    if draws:
+        if world.rank == 0:
+            warnings.warn(
+                f"the model draws random numbers by {draws[0]}, and each rank draws for its own samples: they are "
+                "others than those of one process. Draw by keras.random.uniform or normal, with samples along the "
+                "first axis",
+                stacklevel=2,
+            )
+        return
+    if meets:
+        raise ValueError(
+            "the model computes what it gives for a sample from other samples of its batch (a statistic of the batch, "
+            f"a shuffle, in-batch negatives), and a rank has only some of them: {meets}. Compute it within each "
+            "sample, or in a loss function that is given to compile, which sees the whole batch"
+        )
+    if added:
+        raise ValueError(
+            f"a layer adds a loss (add_loss, activity_regularizer) that is no mean over samples: {added}. Ranks' "
+            "losses are averaged: divide it by the number of samples, or compute it in a loss function that is given "
+            "to compile, which sees the whole batch"
+        )
