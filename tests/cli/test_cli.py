@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hocket import __version__, cli
+from hocket.cli import _output
 from hocket.launch import _doctor
 from hocket.launch._doctor import Diagnosis
 from hocket.testing import deadline
@@ -196,3 +197,18 @@ def test_doctor_says_what_to_do_when_something_is_wrong(monkeypatch: pytest.Monk
     assert "no /proc here" in found["broken"].found
     assert found["cores"].status == "warning"
     assert "load 1000.0" in found["cores"].found
+
+
+def test_a_device_or_pipe_is_written_to_and_never_replaced(tmp_path: Path) -> None:
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    link.symlink_to(file)
+    for path in (pipe, link, link):
+        _output.write_at_once("top", path, "steps 3\n")
+    assert os.read(reader, 100) == b"steps 3\n"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert file.read_text() == "steps 3\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "pipe"]

@@ -48,6 +48,17 @@ def write_file(verb: str, path: Path, text: str, option: str = "") -> None:
         bad_input(verb, f"{option}{str(path)!r} cannot be written: {error.strerror}")
 
 
+def write_at_once(verb: str, path: Path, text: str, option: str = "") -> None:
+    """Write as `write_file` does, so that whoever reads meanwhile finds a whole file; devices and pipes stay such."""
+    if path.exists() and not path.is_file():
+        write_file(verb, path, text, option)
+    else:
+        place = path.resolve()
+        draft = place.with_name(f".{place.name}.part")
+        write_file(verb, draft, text, option)
+        draft.replace(place)
+
+
 def check_place(verb: str, path: Path | None, option: str = "") -> None:
     """End as `write_file` would, but before the work of minutes whose result nobody could write there."""
     if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
