@@ -199,6 +199,21 @@ def test_doctor_says_what_to_do_when_something_is_wrong(monkeypatch: pytest.Monk
     assert "load 1000.0" in found["cores"].found
 
 
+def test_a_name_that_is_not_utf8_is_written_and_said(tmp_path: Path) -> None:
+    name = "progr\udce8s.svg"
+    done = subprocess.run(
+        [sys.executable, "-m", "hocket", "predict", "gpt-7b", "-n", "8", "--cluster", "selene-like", "--svg", name],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+        capture_output=True,
+        text=True,
+        timeout=deadline(60),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "wrote progr?s.svg" in done.stdout
+    assert (tmp_path / name).exists()
+
+
 def test_a_device_or_pipe_is_written_to_and_never_replaced(tmp_path: Path) -> None:
     pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file"
     os.mkfifo(pipe)

@@ -10,6 +10,7 @@ import gc
 import importlib
 import importlib.util
 import inspect
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -66,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = next((word for word in words if not word.startswith("-")), None)
     _open_closed()
     if arguments is None:
+        if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may have what its encoding has not
+            sys.stdout.reconfigure(errors="replace")
         atexit.register(gc.freeze)  # else Python looks through all modules at the end: 0.4 s where torch is loaded
     if asked == "run":  # what follows is passed on as it is: the parser would take a "--" of the script's arguments
         words.insert(words.index(asked) + 1, "--")

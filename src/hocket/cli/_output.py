@@ -43,7 +43,7 @@ def one_error(verb: str, kind: type[Exception] = ValueError) -> Iterator[None]:
 def write_file(verb: str, path: Path, text: str, option: str = "") -> None:
     """Write a file that the user asked for, or end with one clear error that names the option."""
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="replace")  # names of files are any bytes
     except OSError as error:
         bad_input(verb, f"{option}{str(path)!r} cannot be written: {error.strerror}")
 
