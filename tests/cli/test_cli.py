@@ -199,6 +199,13 @@ def test_doctor_says_what_to_do_when_something_is_wrong(monkeypatch: pytest.Monk
     assert "load 1000.0" in found["cores"].found
 
 
+def test_a_name_that_is_too_long_is_one_error(hocket: Command) -> None:
+    for words in (["explain", "a" * 300], ["plan", "gpt-7b", "-n", "2", "--cluster", "lassen", "-o", "a" * 300]):
+        done = hocket(*words)
+        assert done.returncode == 2
+        assert "aaaa'" in done.stderr
+
+
 def test_a_name_that_is_not_utf8_is_written_and_said(tmp_path: Path) -> None:
     name = "progr\udce8s.svg"
     done = subprocess.run(

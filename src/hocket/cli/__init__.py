@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 from hocket import __version__
 from hocket._extras import MissingExtraError
 
-from ._output import BAD_INPUT
+from ._output import BAD_INPUT, bad_input
 
 __all__ = ["main"]
 
@@ -59,6 +59,7 @@ _VERBS: dict[str, tuple[str, dict[str, Any]]] = {
 
 _INTERRUPTED = 130  # 128 + SIGINT
 _UNREAD = 141  # 128 + SIGPIPE
+_UNREACHABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EIO)  # another user's run, say
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -104,6 +105,8 @@ class _Verbs(TyperGroup):
         except KeyboardInterrupt:
             raise SystemExit(_INTERRUPTED) from None
         except OSError as error:
+            if error.filename is not None and error.errno in _UNREACHABLE:
+                bad_input(ctx.invoked_subcommand, f"{os.fsdecode(error.filename)!r}: {error.strerror}")
             if error.errno not in (errno.EPIPE, errno.ENOSPC):
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is tried again at the exit
