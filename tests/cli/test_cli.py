@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hocket import __version__, cli
+from hocket.cli import _output
 from hocket.launch import _doctor
 from hocket.launch._doctor import Diagnosis
 from hocket.testing import deadline
@@ -196,3 +197,40 @@ def test_doctor_says_what_to_do_when_something_is_wrong(monkeypatch: pytest.Monk
     assert "no /proc here" in found["broken"].found
     assert found["cores"].status == "warning"
     assert "load 1000.0" in found["cores"].found
+
+
+def test_a_name_that_is_too_long_is_one_error(hocket: Command) -> None:
+    for words in (["explain", "a" * 300], ["plan", "gpt-7b", "-n", "2", "--cluster", "lassen", "-o", "a" * 300]):
+        done = hocket(*words)
+        assert done.returncode == 2
+        assert "aaaa'" in done.stderr
+
+
+def test_a_name_that_is_not_utf8_is_written_and_said(tmp_path: Path) -> None:
+    name = "progr\udce8s.svg"
+    done = subprocess.run(
+        [sys.executable, "-m", "hocket", "predict", "gpt-7b", "-n", "8", "--cluster", "selene-like", "--svg", name],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+        capture_output=True,
+        text=True,
+        timeout=deadline(60),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "wrote progr?s.svg" in done.stdout
+    assert (tmp_path / name).exists()
+
+
+def test_a_device_or_pipe_is_written_to_and_never_replaced(tmp_path: Path) -> None:
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    link.symlink_to(file)
+    for path in (pipe, link, link):
+        _output.write_at_once("top", path, "steps 3\n")
+    assert os.read(reader, 100) == b"steps 3\n"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert file.read_text() == "steps 3\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "pipe"]

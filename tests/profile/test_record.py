@@ -129,3 +129,9 @@ def test_records_of_an_earlier_job_with_more_ranks_are_left_out(tmp_path: Path) 
             RankRecord(tmp_path, rank, world)
     assert [(one.rank, one.world) for one in read_run(tmp_path).ranks] == [(0, 2), (1, 2)]
     assert [(one.rank, one.world) for one in live_ranks(tmp_path)] == [(0, 2), (1, 2)]
+
+
+def test_a_rank_says_where_it_is_in_a_file_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    record = RankRecord(tmp_path, 0, 1)
+    record.alive("entra\udceenement.py:10 (step)", 1.0)
+    assert live_ranks(tmp_path)[0].stack == ("entra?nement.py:10 (step)",)

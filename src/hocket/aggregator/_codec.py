@@ -156,4 +156,4 @@ def check_open(frame: wire.Open, total: int, segment_nbytes: int) -> None:
 
 
 def _text(text: str) -> bytes:
-    return text.encode()[: wire.MOST_CONTROL_NBYTES - 64]
+    return text.encode(errors="replace")[: wire.MOST_CONTROL_NBYTES - 64]

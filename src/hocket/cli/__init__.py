@@ -10,6 +10,7 @@ import gc
 import importlib
 import importlib.util
 import inspect
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from typer.core import TyperGroup
 from hocket import __version__
 from hocket._extras import MissingExtraError
 
-from ._output import BAD_INPUT
+from ._output import BAD_INPUT, bad_input
 
 __all__ = ["main"]
 
@@ -58,6 +59,7 @@ _VERBS: dict[str, tuple[str, dict[str, Any]]] = {
 
 _INTERRUPTED = 130  # 128 + SIGINT
 _UNREAD = 141  # 128 + SIGPIPE
+_UNREACHABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EIO)  # another user's run, say
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -66,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = next((word for word in words if not word.startswith("-")), None)
     _open_closed()
     if arguments is None:
+        if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may have what its encoding has not
+            sys.stdout.reconfigure(errors="replace")
         atexit.register(gc.freeze)  # else Python looks through all modules at the end: 0.4 s where torch is loaded
     if asked == "run":  # what follows is passed on as it is: the parser would take a "--" of the script's arguments
         words.insert(words.index(asked) + 1, "--")
@@ -101,6 +105,8 @@ class _Verbs(TyperGroup):
         except KeyboardInterrupt:
             raise SystemExit(_INTERRUPTED) from None
         except OSError as error:
+            if error.filename is not None and error.errno in _UNREACHABLE:
+                bad_input(ctx.invoked_subcommand, f"{os.fsdecode(error.filename)!r}: {error.strerror}")
             if error.errno not in (errno.EPIPE, errno.ENOSPC):
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is tried again at the exit

@@ -43,9 +43,20 @@ def one_error(verb: str, kind: type[Exception] = ValueError) -> Iterator[None]:
 def write_file(verb: str, path: Path, text: str, option: str = "") -> None:
     """Write a file that the user asked for, or end with one clear error that names the option."""
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="replace")  # names of files are any bytes
     except OSError as error:
         bad_input(verb, f"{option}{str(path)!r} cannot be written: {error.strerror}")
+
+
+def write_at_once(verb: str, path: Path, text: str, option: str = "") -> None:
+    """Write as `write_file` does, so that whoever reads meanwhile finds a whole file; devices and pipes stay such."""
+    if path.exists() and not path.is_file():
+        write_file(verb, path, text, option)
+    else:
+        place = path.resolve()
+        draft = place.with_name(f".{place.name}.part")
+        write_file(verb, draft, text, option)
+        draft.replace(place)
 
 
 def check_place(verb: str, path: Path | None, option: str = "") -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._output import bad_input, check_place, print_json
+from ._output import bad_input, check_place, print_json, write_at_once
 
 if TYPE_CHECKING:
     from hocket.aggregator import Stats
@@ -69,10 +69,7 @@ def aggregator(
     address = ":".join(map(str, server.address))
     print(f"hocket aggregator: listening at {address}", file=sys.stderr, flush=True)
     if address_file is not None:
-        try:
-            _write_at_once(address_file, address)
-        except OSError as error:
-            bad_input("aggregator", f"--address-file {str(address_file)!r} cannot be written: {error.strerror}")
+        write_at_once("aggregator", address_file, address + "\n", "--address-file ")
     server.run()
     if as_json:
         print_json(asdict(server.stats()))
@@ -87,13 +84,6 @@ def _allow_connections(count: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-
-
-def _write_at_once(path: Path, text: str) -> None:
-    """Whoever waits for the file finds all of it."""
-    draft = path.with_name(path.name + ".draft")
-    draft.write_text(text + "\n")
-    draft.replace(path)
 
 
 def _summary(stats: "Stats") -> str:

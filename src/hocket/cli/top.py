@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ._output import Json, one_error, print_json, write_file
+from ._output import Json, one_error, print_json, write_at_once
 
 
 def top(
@@ -39,9 +39,7 @@ def top(
     def look() -> list[LiveRank]:
         ranks = live_ranks(folder, dump=False)
         if prometheus is not None:
-            part = prometheus.with_name(f".{prometheus.name}.part")  # whoever reads finds a whole file
-            write_file("top", part, prometheus_text(ranks), "--prometheus ")
-            part.replace(prometheus)
+            write_at_once("top", prometheus, prometheus_text(ranks), "--prometheus ")
         return ranks
 
     ranks = look()

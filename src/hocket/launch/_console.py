@@ -32,7 +32,8 @@ class Output:
 
     def styled(self, text: str, style: str) -> bytes:
         """Return the text in a rich style, if the stream shows colours."""
-        return Style.parse(style).render(text, color_system=self._colour).encode() if self._colour else text.encode()
+        shown = Style.parse(style).render(text, color_system=self._colour) if self._colour else text
+        return shown.encode(errors="replace")
 
     def rank_prefix(self, text: str, rank: int) -> bytes:
         """Return what stands before a rank's lines, in that rank's colour."""

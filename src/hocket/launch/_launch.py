@@ -435,7 +435,7 @@ class _RunningJob(JobListener):
 
     def _needles(self, name: str) -> tuple[bytes, ...]:
         words: list[str] = getattr(self._arguments.flags, f"duplicate_{name}_filters")
-        return tuple(word.encode() for word in words)
+        return tuple(os.fsencode(word) for word in words)
 
     def started(self, attempt: int, ranks: list[StartedRank]) -> None:
         self.restarts = attempt

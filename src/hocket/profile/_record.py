@@ -232,7 +232,7 @@ class RankRecord:
         """
         now_s = time.perf_counter()
         if stack is not None:
-            raw = stack.encode()[: lay.STACK_NBYTES - lay.STACK.size]
+            raw = stack.encode(errors="replace")[: lay.STACK_NBYTES - lay.STACK.size]
             at = lay.STACK_AT + lay.STACK.size
             self._map[at : at + len(raw)] = raw
             lay.STACK.pack_into(self._map, lay.STACK_AT, now_s, len(raw))

@@ -59,7 +59,7 @@ class Peers:
         """Tell the peers that this rank has given up in the middle of an operation, and why."""
         blamed = [self._numbers.index(c) for c in getattr(error, "culprits", ()) if c in self._numbers]
         self.words[self._rank][_BLAME] = blamed[0] + 1 if blamed and isinstance(error, PeerDiedError) else 0
-        text = f"{type(error).__name__}: {error}".encode()[: _MESSAGE_NBYTES - 1]
+        text = f"{type(error).__name__}: {error}".encode(errors="replace")[: _MESSAGE_NBYTES - 1]
         view = self._peers[self._rank].segment.view
         view[_MESSAGE : _MESSAGE + len(text) + 1] = text + b"\0"
         self._leave(_FAILED)

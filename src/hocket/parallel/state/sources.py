@@ -82,6 +82,8 @@ def open_weights(source: Mapping[str, Any] | str | Path, *, weights_only: bool =
         return SafetensorsReader(path)
     try:
         found = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only)
+    except OSError as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read: {error.strerror}") from None
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise CheckpointError(f"{str(path)!r} is no file of tensors: {str(error).splitlines()[0]}") from None
     if not isinstance(found, Mapping):

@@ -245,7 +245,8 @@ class Plan:
         place = os.environ.get("HOCKET_RUN_DIR", "off")
         if place not in ("off", "0"):
             with contextlib.suppress(OSError):  # a host that does not share it, a full disk: training goes on
-                Path(place, "plan.toml").write_text(with_end(f"# {self.describe()}\n{self.to_toml()}"))
+                text = with_end(f"# {self.describe()}\n{self.to_toml()}")
+                Path(place, "plan.toml").write_text(text, encoding="utf-8", errors="replace")
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON values."""
