@@ -19,6 +19,7 @@ from .. import torch_adapter as c10d
 from ..aggregated import leave_aggregator
 from ..engines import Gloo
 from ..engines import engine as _engine
+from ..scheduled import CheckedTransport
 from ..shm import SharedMemoryTransport
 from ..shm import cuda_ipc as _cuda_ipc
 from ..timeouts import timeout_setting
@@ -28,7 +29,7 @@ from ._arguments import check_root, check_whole, check_writable, only
 from ._collectives import Collectives
 from ._device_backend import DeviceBackend, HostStagedWork, empty_on_host, on_host
 from ._hosts import find_hosts, open_transport
-from ._runner import Runner
+from ._runner import Runner, ending
 
 _lives = 0
 _names: "collections.Counter[tuple[int, str]]" = collections.Counter()
@@ -207,6 +208,7 @@ class HocketGroup(Collectives):
         if self._tag_matcher is not None:
             self._tag_matcher.close()
         leave_aggregator(self._host.transport)
+        self._say_why()
         if self._nccl is not None:
             self._nccl.shutdown()
 
@@ -216,6 +218,10 @@ class HocketGroup(Collectives):
             if backend is not None:
                 backend.runner.fail(error)
         if self._tag_matcher is not None:
+    def _say_why(self) -> None:
+        if isinstance(self._host.transport, CheckedTransport):
+            self._host.transport.leave(ending())
+
             self._tag_matcher.leave()
         self._gloo.close()
 
@@ -382,3 +388,5 @@ def _leave_all() -> None:
     end_s = time.monotonic() + _SETTLE_S
     for runner in (one.runner for group in groups for one in (group._host, group._gpu) if one is not None):
         runner.settle(max(0.0, end_s - time.monotonic()))
+    for group in groups:
+        group._say_why()

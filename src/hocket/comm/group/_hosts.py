@@ -95,7 +95,8 @@ def open_transport(
     assert channel is not None
     inside = SharedMemoryTransport(channel)
     if streams is not None:
-        return Opened(inside, channel, TagMatcher(streams, name, tuple(numbers), timeout.total_seconds()))
+        matcher = TagMatcher(streams, name, tuple(numbers), timeout.total_seconds(), channel.check)
+        return Opened(inside, channel, matcher)
     rail = [ranks[local] for ranks in hosts]
     between: Transport = ScheduledTransport(Subset(points, rail), rail.index(rank), len(rail), flat)
     # An agreement may be about the operation before, whose tag is not this one's, and be made beside another.
