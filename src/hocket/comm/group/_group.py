@@ -28,7 +28,7 @@ from ..transport import observers as _observe
 from ._arguments import check_root, check_whole, check_writable, only
 from ._collectives import Collectives
 from ._device_backend import DeviceBackend, HostStagedWork, empty_on_host, on_host
-from ._hosts import find_hosts, open_transport
+from ._hosts import find_hosts, open_transport, while_all_live
 from ._runner import Runner, ending
 
 _lives = 0
@@ -60,10 +60,16 @@ class HocketGroup(Collectives):
         timeout = _timeout(given.timeout)
         world = torch.distributed.group.WORLD
         dead = world.dead if isinstance(world, HocketGroup) else None
-        hosts, called = find_hosts(self._store, self._name, rank, size, timeout, self._global_ranks, dead)
+        at = self._store, self._name, rank, size, timeout, self._global_ranks
+        hosts, called, processes = find_hosts(*at, dead)
         self._gloo: Any = Gloo(self._store, rank, size, timeout)
-        transport, channel, self._tag_matcher = open_transport(
-            self._store, self._name, rank, size, timeout, self._global_ranks, self._gloo, hosts, called
+        transport, channel, self._tag_matcher = while_all_live(
+            lambda: open_transport(*at, self._gloo, hosts, called),
+            self._store,
+            self._name,
+            rank,
+            self._global_ranks,
+            processes,
         )
         self._channel = channel
         self._runner = Runner(self._name, size, channel, timeout)
@@ -202,15 +208,19 @@ class HocketGroup(Collectives):
     def shutdown(self) -> None:
         """Leave the group: peers that still wait for this rank are told."""
         _open_groups.discard(self)
+        self._say_why()
         for backend in (self._host, self._gpu):
             if backend is not None:
                 backend.runner.close()
         if self._tag_matcher is not None:
             self._tag_matcher.close()
         leave_aggregator(self._host.transport)
-        self._say_why()
         if self._nccl is not None:
             self._nccl.shutdown()
+
+    def _say_why(self) -> None:
+        if isinstance(self._host.transport, CheckedTransport):
+            self._host.transport.leave(ending())
 
     def fail(self, error: BaseException) -> None:
         """Leave the group in the middle of operations, and tell the peers why: they wait for this rank no longer."""
@@ -218,10 +228,6 @@ class HocketGroup(Collectives):
             if backend is not None:
                 backend.runner.fail(error)
         if self._tag_matcher is not None:
-    def _say_why(self) -> None:
-        if isinstance(self._host.transport, CheckedTransport):
-            self._host.transport.leave(ending())
-
             self._tag_matcher.leave()
         self._gloo.close()
 
@@ -383,10 +389,10 @@ os.register_at_fork(after_in_child=_refuse_in_child)
 @atexit.register
 def _leave_all() -> None:
     groups = list(_open_groups)
+    for group in groups:
+        group._say_why()
     for runner in (one.runner for group in groups for one in (group._host, group._gpu) if one is not None):
         runner.leave()
     end_s = time.monotonic() + _SETTLE_S
     for runner in (one.runner for group in groups for one in (group._host, group._gpu) if one is not None):
         runner.settle(max(0.0, end_s - time.monotonic()))
-    for group in groups:
-        group._say_why()
