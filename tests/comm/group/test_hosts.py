@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import time
 from unittest import mock
 
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from hocket import comm
-from hocket.comm import CollectiveMismatchError, CommError, PeerDiedError
+from hocket.comm import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
 from hocket.comm.group import _group
 from hocket.comm.scheduled import FlatFrames, TwoLevelFrames
 from hocket.profile import Recorder
@@ -407,3 +408,21 @@ def test_a_connection_that_has_broken_before_is_a_death_too(what):
     culprits, text = run([0, 1], _one_s_connections_break, what, expect_death={1})[0]
     assert culprits == (1,)
     assert "rank 1 (host host1) died or left while rank 0 (host host0) waited in" in text
+
+
+def _one_makes_a_group_alone():
+    dist.barrier()
+    try:
+        if dist.get_rank():
+            dist.new_group([0, 1])
+        else:
+            dist.barrier()
+    except CollectiveTimeoutError as error:
+        sys.last_value = error  # it ends the program
+        return error.culprits, str(error)
+
+
+def test_who_waits_for_a_rank_that_waits_for_it_elsewhere_hears_of_that():
+    (first, said), (second, _) = run([0, 1], _one_makes_a_group_alone, env={"HOCKET_TIMEOUT": "3"})
+    assert (first, second) == ((1,), (0,))
+    assert "rank 1" in said

@@ -281,8 +281,8 @@ class CheckedTransport:
         mine, its = self._called[self._rank], self._called[culprit]
         where = f"{what} of group {self._name!r}"
         if culprit in notes:
-            own = notes[culprit]["text"]
-            return CommError(f"{its} failed in {where}, as {mine} heard: {own}")
+            text = f"{its} failed in {where}, as {mine} heard: {notes[culprit]['text']}"
+            return CollectiveTimeoutError(text, (culprit,), (number,)) if notes[culprit]["late"] else CommError(text)
         if any(note["late"] for note in notes.values()):
             text = f"{where} passed its timeout on {mine}: not arrived: {its}. {error}"
             return CollectiveTimeoutError(text, (culprit,), (number,))
@@ -313,12 +313,15 @@ class CheckedTransport:
         }
 
     def _end_of_chain(self, notes: dict[int, Any]) -> int:
-        """Return the rank that is waited for and tells of no trouble, or of one that is not another's fault."""
+        """Return the rank that is waited for and tells of no trouble, or of one that is not another's fault.
+
+        If this rank waits for one that waits for it, as in another group, it is that one.
+        """
         at, seen = self._rank, set[int]()
         while at in notes and at not in seen and notes[at]["waits"] is not None:
             seen.add(at)
             at = int(notes[at]["waits"])
-        return at
+        return at if at != self._rank or len(seen) < 2 else int(notes[at]["waits"])
 
 
 def _bytes(flat: Tensor) -> Tensor:
