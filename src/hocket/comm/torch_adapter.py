@@ -3,12 +3,12 @@
 torch's own stubs leave out or mistype most of them, hence `Any`.
 """
 
+import _thread
 import contextlib
 import functools
 import importlib
 import itertools
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -138,7 +138,7 @@ def ask(question: Callable[[], _T], timeout_s: float) -> _T:
         except BaseException as error:
             answer.set_exception(error)
 
-    threading.Thread(target=run, daemon=True).start()
+    _thread.start_new_thread(run, ())  # Thread.start() waits for ever for one that finds no memory
     return answer.result(timeout_s)
 
 
