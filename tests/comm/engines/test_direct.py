@@ -251,3 +251,15 @@ def test_a_connection_that_was_ended_while_the_link_was_cut_is_a_death(monkeypat
         theirs.close()
         with pytest.raises(PeerDiedError, match="rank 1 of the group failed: .*reset"):
             points.receive(torch.zeros(8), 1).wait(deadline(20))
+
+
+def test_unread_messages_of_a_rank_that_is_gone_do_not_hide_that() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as mine:
+        theirs, _ = listener.accept()
+        points = DirectPoints({1: _direct._Connection(mine, 1)})
+        with theirs:
+            theirs.sendall(b"frame")
+            assert points.ended() == set()
+        end_s = time.monotonic() + deadline(5)
+        while points.ended() != {1}:
+            assert time.monotonic() < end_s

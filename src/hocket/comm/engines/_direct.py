@@ -239,16 +239,10 @@ class DirectPoints:
 
     def ended(self) -> set[int]:
         """Return the ranks whose end of the connection is gone; never waits."""
-        found = set()
-        for peer, one in self.connections.items():
-            try:
-                if not one.socket.recv(1, socket.MSG_PEEK):
-                    found.add(peer)
-            except BlockingIOError:  # the rank is there, and silent
-                continue
-            except OSError:
-                found.add(peer)
-        return found
+        poll, peers = select.poll(), {one.socket.fileno(): peer for peer, one in self.connections.items()}
+        for descriptor in peers:
+            poll.register(descriptor, select.POLLRDHUP)  # which unread messages of a rank that is gone do not hide
+        return {peers[descriptor] for descriptor, _ in poll.poll(0)}
 
     def close(self) -> None:
         """End all connections: who waits for this rank hears of it, and who waits here as well."""
