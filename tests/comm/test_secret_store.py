@@ -202,3 +202,20 @@ def test_who_was_pushed_out_by_strangers_tries_again_and_another_program_on_the_
         with pytest.raises(ConnectionError, match=f"who listens at 127.0.0.1:{port} does not answer as this job's"):
             SecretStore("127.0.0.1", port, SECRET, 0.0)
         other.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_clone_answers_while_the_store_itself_waits(server: StoreServer) -> None:
+    store = dist.PrefixStore("waits/", joined(server))
+    waiting = threading.Thread(target=store.wait, args=(["late"], timedelta(seconds=60)))
+    waiting.start()
+    store.clone().set("late", "here")
+    waiting.join(deadline(10))
+    assert not waiting.is_alive()
+
+
+def test_a_store_that_does_not_answer_is_not_waited_for() -> None:
+    with pytest.raises(TimeoutError):
+        torch_adapter.ask(threading.Event().wait, 0.1)
+    assert torch_adapter.ask(lambda: 3, deadline(10)) == 3
+    with pytest.raises(KeyError):
+        torch_adapter.ask(dict[str, int]().popitem, deadline(10))

@@ -174,6 +174,7 @@ class SecretStore(torch_adapter.Store):  # type: ignore[misc]
     def __init__(self, host: str, port: int, secret: bytes, timeout_s: float = 300.0) -> None:
         super().__init__()
         self.set_timeout(timedelta(seconds=timeout_s))
+        self._joining = (host, port, secret, timeout_s)
         self._where = f"{host}:{port}"
         self._lock = threading.Lock()
         self._socket = self._joined(host, port, secret, timeout_s)
@@ -274,6 +275,9 @@ class SecretStore(torch_adapter.Store):  # type: ignore[misc]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:  # noqa: D102
         self._ask(b"set", *(field for pair in zip(keys, values, strict=True) for field in pair))
+
+    def clone(self) -> "SecretStore":  # noqa: D102
+        return SecretStore(*self._joining)
 
     def has_extended_api(self) -> bool:  # noqa: D102
         return True

@@ -3,6 +3,7 @@
 torch's own stubs leave out or mistype most of them, hence `Any`.
 """
 
+import _thread
 import contextlib
 import functools
 import importlib
@@ -11,6 +12,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -19,6 +21,7 @@ import torch.distributed as _distributed
 from torch.distributed import distributed_c10d as _c10d
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_T = TypeVar("_T")
 
 _any: Any = _c10d
 _public: Any = _distributed
@@ -119,6 +122,24 @@ def wait_for(store: Any, keys: list[str], timeout: timedelta) -> None:
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 1e-3)
     store.wait(keys, timeout)
+
+
+def ask(question: Callable[[], _T], timeout_s: float) -> _T:
+    """Return what `question`, which speaks with a store, returns; torch waits without end for one that is stopped.
+
+    Raises:
+        TimeoutError: The store does not answer; the thread that has asked it is left behind.
+    """
+    answer: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(question())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    _thread.start_new_thread(run, ())  # Thread.start() waits for ever for one that finds no memory
+    return answer.result(timeout_s)
 
 
 def queue_callback(callback: Callable[[], None]) -> None:

@@ -65,6 +65,7 @@ def main() -> None:
             _record(error, error.__traceback__)
         raise
     except BaseException as error:
+        sys.last_value = error  # as Python has it; this rank's groups look there for what to tell the others
         recorded = _record(error, error.__traceback__)
         if not recorded or held == "shown" or sys.excepthook is not sys.__excepthook__:
             sys.excepthook(type(error), error, error.__traceback__)

@@ -32,11 +32,13 @@ def _descendants(root: int) -> dict[int, str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                stat = (entry / "stat").read_text()
+                stat = (entry / "stat").read_text(errors="replace")
                 state, parent = stat.rpartition(")")[2].split()[:2]
                 if state != "Z":
                     parents[int(entry.name)] = int(parent)
-                    commands[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                    commands[int(entry.name)] = (
+                        (entry / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
+                    )
     family = {root}
     while True:
         more = {pid for pid, parent in parents.items() if parent in family} - family

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.comm.engines import DirectPoints, connect_directly
+from hocket.comm.engines import DirectPoints, _direct, connect_directly
 from hocket.comm.scheduled import FlatFrames, frame_peers
-from hocket.comm.transport import CommError
+from hocket.comm.transport import CommError, PeerDiedError
 from hocket.testing import deadline
 
 
@@ -237,3 +237,29 @@ def test_all_go_another_way_where_one_does_not_know_its_address() -> None:
         return connect_directly(store, rank, 3, range(3), None if rank == 1 else "127.0.0.1", waits)
 
     assert _run(3, body) == [None] * 3
+
+
+def test_a_connection_that_was_ended_while_the_link_was_cut_is_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_direct, "_ASK_S", 1)
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as mine:
+        theirs, _ = listener.accept()
+        points = DirectPoints({1: _direct._Connection(mine, 1)})
+        try:
+            theirs.setsockopt(socket.IPPROTO_TCP, 19, 1)  # TCP_REPAIR: its end is not told
+        except PermissionError:
+            pytest.skip("ending a connection without a word takes CAP_NET_ADMIN")
+        theirs.close()
+        with pytest.raises(PeerDiedError, match="rank 1 of the group failed: .*reset"):
+            points.receive(torch.zeros(8), 1).wait(deadline(20))
+
+
+def test_unread_messages_of_a_rank_that_is_gone_do_not_hide_that() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as mine:
+        theirs, _ = listener.accept()
+        points = DirectPoints({1: _direct._Connection(mine, 1)})
+        with theirs:
+            theirs.sendall(b"frame")
+            assert points.ended() == set()
+        end_s = time.monotonic() + deadline(5)
+        while points.ended() != {1}:
+            assert time.monotonic() < end_s

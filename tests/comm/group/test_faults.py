@@ -133,6 +133,32 @@ def test_a_rank_that_ends_without_the_others_is_named():
         assert "rank 0 has left" in found[rank][1]
 
 
+def _ends_because_of_another(path):
+    """Rank 0 dies in a group that rank 2 is not in; rank 1 ends of it, and rank 2 waits for rank 1."""
+    pair, other = dist.new_group([0, 1]), dist.new_group([1, 2])
+    if dist.get_rank() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        if dist.get_rank() == 1:
+            try:
+                dist.all_reduce(torch.ones(4), group=pair)
+            finally:
+                dist.destroy_process_group()
+        elif path == "message":
+            dist.recv(torch.ones(4), 1, group=other)
+        else:
+            dist.all_reduce(torch.ones(4), group=other)
+    except PeerDiedError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("path", ["message", "collective"])
+def test_who_waits_for_a_rank_that_ends_because_of_another_hears_of_that_one(path):
+    found = run_ranks(_ends_because_of_another, 3, path, expect_death={0})
+    assert "rank 0 (process" in found[1]
+    assert "rank 1 has left (PeerDiedError: rank 0 (process" in found[2]
+
+
 def _one_fails_inside():
     work = dist.all_reduce(torch.ones(100), async_op=True)
     work.wait()

@@ -3,7 +3,9 @@
 import gc
 import os
 import signal
+import sys
 import time
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from hocket import comm
-from hocket.comm import CollectiveMismatchError, CommError, PeerDiedError
+from hocket.comm import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
+from hocket.comm.group import _group
 from hocket.comm.scheduled import FlatFrames, TwoLevelFrames
 from hocket.profile import Recorder
 from hocket.schedule import ScheduleError
@@ -361,3 +364,65 @@ def test_who_dies_before_it_comes_to_make_a_group_is_named_within_seconds(layout
     for culprits, waited_s in found[:3]:
         assert culprits == (3,)
         assert waited_s < deadline(10)
+
+
+def _one_dies_while_a_group_is_made(victim):
+    if dist.get_rank() == victim:
+        end = mock.Mock(side_effect=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        mock.patch.object(_group, "open_transport", end).start()
+    begin_s = time.monotonic()
+    try:
+        dist.new_group([0, 1, 2, 3])
+    except PeerDiedError as error:
+        return error.culprits, time.monotonic() - begin_s
+
+
+@pytest.mark.parametrize("layout", [[0, 0, 0, 0], [0, 0, 1, 1]])
+def test_who_dies_while_a_group_is_made_is_named_within_seconds(layout):
+    found = run(layout, _one_dies_while_a_group_is_made, 3, expect_death={3}, env={"HOCKET_TIMEOUT": "60"})
+    for culprits, waited_s in found[:3]:
+        assert culprits == (3,)
+        assert waited_s < deadline(10)
+
+
+def _one_s_connections_break(what):
+    """Rank 1 dies; rank 0 learns of it in what it does first, after the engine has heard of it."""
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1)
+    data = torch.ones(300_001)
+    does = {
+        "send": lambda: dist.send(data, 1),
+        "recv": lambda: dist.recv(data, 1),
+        "recv from any rank": lambda: dist.recv(data),
+        "reduce_scatter": lambda: dist.reduce_scatter(data, [torch.ones(300_001)] * 2),
+    }
+    with pytest.raises(PeerDiedError) as caught:
+        does[what]()
+    return caught.value.culprits, str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["send", "recv", "recv from any rank", "reduce_scatter"])
+def test_a_connection_that_has_broken_before_is_a_death_too(what):
+    culprits, text = run([0, 1], _one_s_connections_break, what, expect_death={1})[0]
+    assert culprits == (1,)
+    assert "rank 1 (host host1) died or left while rank 0 (host host0) waited in" in text
+
+
+def _one_makes_a_group_alone():
+    dist.barrier()
+    try:
+        if dist.get_rank():
+            dist.new_group([0, 1])
+        else:
+            dist.barrier()
+    except CollectiveTimeoutError as error:
+        sys.last_value = error  # it ends the program
+        return error.culprits, str(error)
+
+
+def test_who_waits_for_a_rank_that_waits_for_it_elsewhere_hears_of_that():
+    (first, said), (second, _) = run([0, 1], _one_makes_a_group_alone, env={"HOCKET_TIMEOUT": "3"})
+    assert (first, second) == ((1,), (0,))
+    assert "rank 1" in said

@@ -9,7 +9,7 @@ from torch.distributed import ReduceOp
 
 from hocket import comm
 from hocket.comm.shm._sizes import CPU_SIZES
-from hocket.comm.transport._errors import CollectiveMismatchError, CollectiveTimeoutError
+from hocket.comm.transport._errors import CollectiveMismatchError, CollectiveTimeoutError, CommError
 from hocket.comm.transport._reduce import reducer
 
 from ..thread_world import TIMEOUT_S, ThreadWorld
@@ -213,6 +213,28 @@ def test_a_timeout_names_who_has_not_arrived_and_where_it_was():
         assert results[r].missing == (1,)
         assert "rank 1 was last at barrier #1" in str(results[r])
         assert "barrier #2" in str(results[r])
+
+
+def test_who_comes_after_another_has_given_up_is_told_so_instead_of_finding_all_well():
+    world = ThreadWorld(2)
+    data = [torch.full((10,), float(r)) for r in range(2)]
+    op = reducer(ReduceOp.SUM, torch.float32)
+    with pytest.raises(CollectiveTimeoutError) as caught:
+        world.transports[0].all_reduce(data[0], op, 0.1)
+    world.channels[0].fail(caught.value)
+    with pytest.raises(CollectiveTimeoutError, match="timeout of 0.1 s on rank 0: not arrived: rank 1") as told:
+        world.transports[1].all_reduce(data[1], op, TIMEOUT_S)
+    assert told.value.missing == told.value.culprits == (1,)
+    assert torch.equal(data[1], torch.ones(10))
+
+
+def test_who_fails_between_operations_takes_nothing_back_that_others_have_yet_to_see():
+    world = ThreadWorld(2)
+    world.values(lambda r, t: t.barrier(TIMEOUT_S))
+    world.channels[0].fail(ValueError("the program's own"))
+    assert world.channels[0]._mine[0] == world.channels[0]._phase
+    with pytest.raises(CommError, match="rank 0 failed in barrier #2 .*the program's own"):
+        world.transports[1].barrier(TIMEOUT_S)
 
 
 def test_sequence_numbers_wrap_around():

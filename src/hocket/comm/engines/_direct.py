@@ -28,6 +28,7 @@ _HELLO: Final = struct.Struct(f"<I{_PROOF_NBYTES}s")  # who connects, and what w
 _LENGTH: Final = struct.Struct("<I")
 _STRANGERS: Final = 256  # connections at once that have not proved themselves; the next takes the oldest one's place
 _BUFFER_NBYTES: Final = 1 << 17
+_ASK_S: Final = 5
 _LOOK_S: Final = 600.0  # a poll takes milliseconds that fit in a C int
 
 _open: "weakref.WeakSet[DirectPoints]" = weakref.WeakSet()
@@ -43,6 +44,18 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
+def keep_alive(one: socket.socket) -> None:
+    """Have the kernel ask the other side, while nothing comes from it, whether it knows of the connection.
+
+    It does not if it was ended while a link was cut, and who only receives would not hear of that. A link that stays
+    cut ends the connection after ten minutes.
+    """
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _ASK_S)
+    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _ASK_S)
+    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 120)
+
+
 class _Connection:
     """A connection to one rank; messages are lengths and bytes.
 
@@ -53,6 +66,7 @@ class _Connection:
 
     def __init__(self, socket: socket.socket, peer: int) -> None:
         socket.setblocking(False)
+        keep_alive(socket)
         self.socket = socket
         self.peer = peer
         self._memory = memoryview(bytearray(_BUFFER_NBYTES))
@@ -225,16 +239,10 @@ class DirectPoints:
 
     def ended(self) -> set[int]:
         """Return the ranks whose end of the connection is gone; never waits."""
-        found = set()
-        for peer, one in self.connections.items():
-            try:
-                if not one.socket.recv(1, socket.MSG_PEEK):
-                    found.add(peer)
-            except BlockingIOError:  # the rank is there, and silent
-                continue
-            except OSError:
-                found.add(peer)
-        return found
+        poll, peers = select.poll(), {one.socket.fileno(): peer for peer, one in self.connections.items()}
+        for descriptor in peers:
+            poll.register(descriptor, select.POLLRDHUP)  # which unread messages of a rank that is gone do not hide
+        return {peers[descriptor] for descriptor, _ in poll.poll(0)}
 
     def close(self) -> None:
         """End all connections: who waits for this rank hears of it, and who waits here as well."""

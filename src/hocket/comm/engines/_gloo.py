@@ -19,7 +19,7 @@ import torch
 
 from .. import torch_adapter as c10d
 from ..transport import CommError
-from ._direct import DirectPoints
+from ._direct import DirectPoints, keep_alive
 
 _PROOF_TAG: Final = 0x686F636B  # the first messages on each connection; nothing else is under way yet
 _PROOF_NBYTES: Final = 32
@@ -106,11 +106,14 @@ class Gloo:
                 if not torch.distributed.is_gloo_available():
                     raise RuntimeError("the hocket backend needs Gloo inside torch; this build of torch has none")
                 loopback = self.loopback and "GLOO_SOCKET_IFNAME" not in os.environ
-                before = _listening()
+                before = _sockets()
                 engine = c10d.process_group_gloo(self._store, self._rank, self._size, self._timeout, loopback)
                 if self._size > 1:
                     self._prove(engine)
-                listening = _listening() - before
+                listening, connected = (now - then for now, then in zip(_sockets(), before, strict=True))
+                for descriptor in connected:
+                    with socket.socket(fileno=os.dup(descriptor)) as one:
+                        keep_alive(one)
                 self.address = next(filter(None, map(_address, sorted(listening))), None)
                 for descriptor in listening:
                     _take_no_more(descriptor)
@@ -178,21 +181,20 @@ class Gloo:
                 )
 
 
-def _listening() -> set[int]:
-    """Return this process's descriptors of TCP sockets that listen on one address (as Gloo's do)."""
-    found = set()
+def _sockets() -> tuple[set[int], set[int]]:
+    """Return this process's descriptors of TCP sockets: those that listen on one address, as Gloo's do; the others."""
+    listening, connected = set[int](), set[int]()
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as one:
-                if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockopt(
-                    socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-                ):
-                    found.add(int(name))
+                if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
+                    listens = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                    (listening if listens else connected).add(int(name))
         except OSError:  # another thread has closed it
             continue
-    return found
+    return listening, connected
 
 
 def _address(descriptor: int) -> str | None:

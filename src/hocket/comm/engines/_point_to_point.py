@@ -32,9 +32,13 @@ class EngineMessage:
         try:
             self._work.wait(timedelta(seconds=timeout_s))
         except Exception as error:
-            failure = CommError(str(error))
-            failure.peer = self._peer
-            raise failure from error
+            raise _failed(error, self._peer) from error
+
+
+def _failed(error: Exception, peer: int) -> CommError:
+    failure = CommError(str(error))
+    failure.peer = peer
+    return failure
 
 
 class EnginePointToPoint:
@@ -53,10 +57,15 @@ class EnginePointToPoint:
 
     def send(self, flat: torch.Tensor, peer: int) -> PendingMessage:
         """See PointToPoint."""
-        data = flat.view(torch.uint8)
-        return EngineMessage(self._engine.send([data], peer, self.tag), data, peer)
+        return self._begin(self._engine.send, flat, peer)
 
     def receive(self, flat: torch.Tensor, peer: int) -> PendingMessage:
         """See PointToPoint."""
+        return self._begin(self._engine.recv, flat, peer)
+
+    def _begin(self, method: Any, flat: torch.Tensor, peer: int) -> PendingMessage:
         data = flat.view(torch.uint8)
-        return EngineMessage(self._engine.recv([data], peer, self.tag), data, peer)
+        try:
+            return EngineMessage(method([data], peer, self.tag), data, peer)
+        except RuntimeError as error:  # the connection has broken before
+            raise _failed(error, peer) from error

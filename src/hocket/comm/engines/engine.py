@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from .. import torch_adapter as c10d
-from ..transport import Flats, ReduceOperator, cut
+from ..transport import CommError, Flats, ReduceOperator, cut
 
 _BYTES = torch.uint8
 
@@ -33,8 +33,15 @@ class EngineTransport:
         self._engine = engine
         self._name = name
 
-    def _wait(self, work: Any, timeout_s: float) -> str:
-        work.wait(timedelta(seconds=timeout_s))
+    def _do(self, timeout_s: float, method: Any, *args: Any) -> str:
+        """Do an operation of the engine; raises CommError, whose `peer` is a rank that is known to be gone, if any."""
+        try:
+            method(*args).wait(timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            failure = CommError(str(error))
+            beside = getattr(self._engine, "beside", None)
+            failure.peer = min(beside.ended(), default=None) if beside is not None else None
+            raise failure from error
         return self._name
 
     def all_reduce(self, flat: torch.Tensor, op: ReduceOperator, timeout_s: float) -> str:
@@ -42,7 +49,7 @@ class EngineTransport:
         flat = flat.view(op.view or flat.dtype)
         options = c10d.AllreduceOptions()
         options.reduceOp = op.engine_operator
-        self._wait(self._engine.allreduce([flat], options), timeout_s)
+        self._do(timeout_s, self._engine.allreduce, [flat], options)
         op.finish(flat, self._engine.size())
         return self._name
 
@@ -53,7 +60,7 @@ class EngineTransport:
         data = flat if self._engine.rank() == root else flat.clone()
         options = c10d.ReduceOptions()
         options.reduceOp, options.rootRank = op.engine_operator, root
-        self._wait(self._engine.reduce([data], options), timeout_s)
+        self._do(timeout_s, self._engine.reduce, [data], options)
         if self._engine.rank() == root:
             op.finish(data, self._engine.size())
         return self._name
@@ -62,12 +69,12 @@ class EngineTransport:
         """See Transport."""
         options = c10d.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
-        return self._wait(self._engine.broadcast([flat.view(_BYTES)], options), timeout_s)
+        return self._do(timeout_s, self._engine.broadcast, [flat.view(_BYTES)], options)
 
     def all_gather(self, outputs: Flats, flat: torch.Tensor, timeout_s: float) -> str:
         """See Transport."""
         targets = [output.view(_BYTES) for output in outputs]
-        return self._wait(self._engine.allgather([targets], [flat.view(_BYTES)]), timeout_s)
+        return self._do(timeout_s, self._engine.allgather, [targets], [flat.view(_BYTES)])
 
     def reduce_scatter(self, output: torch.Tensor, inputs: Flats, op: ReduceOperator, timeout_s: float) -> str:
         """See Transport."""
@@ -75,7 +82,7 @@ class EngineTransport:
         sources = [i.view(dtype) for i in inputs]
         options = c10d.ReduceScatterOptions()
         options.reduceOp = op.engine_operator
-        self._wait(self._engine.reduce_scatter([output.view(dtype)], [sources], options), timeout_s)
+        self._do(timeout_s, self._engine.reduce_scatter, [output.view(dtype)], [sources], options)
         op.finish(output.view(dtype), self._engine.size())
         return self._name
 
@@ -85,7 +92,7 @@ class EngineTransport:
         received = [o.numel() * o.element_size() for o in outputs]
         target = torch.empty(sum(received), dtype=_BYTES)
         source = torch.cat([i.view(_BYTES) for i in inputs])
-        self._wait(self._engine.alltoall_base(target, source, received, sent), timeout_s)
+        self._do(timeout_s, self._engine.alltoall_base, target, source, received, sent)
         for output, part in zip(outputs, cut(target, received), strict=True):
             output.view(_BYTES).copy_(part)
         return self._name
@@ -95,15 +102,15 @@ class EngineTransport:
         options = c10d.GatherOptions()
         options.rootRank = root
         targets = [[output.view(_BYTES) for output in outputs]] if outputs is not None else []
-        return self._wait(self._engine.gather(targets, [flat.view(_BYTES)], options), timeout_s)
+        return self._do(timeout_s, self._engine.gather, targets, [flat.view(_BYTES)], options)
 
     def scatter(self, flat: torch.Tensor, inputs: Flats | None, root: int, timeout_s: float) -> str:
         """See Transport."""
         options = c10d.ScatterOptions()
         options.rootRank = root
         sources = [[i.view(_BYTES) for i in inputs]] if inputs is not None else []
-        return self._wait(self._engine.scatter([flat.view(_BYTES)], sources, options), timeout_s)
+        return self._do(timeout_s, self._engine.scatter, [flat.view(_BYTES)], sources, options)
 
     def barrier(self, timeout_s: float) -> str:
         """See Transport."""
-        return self._wait(self._engine.barrier(c10d.BarrierOptions()), timeout_s)
+        return self._do(timeout_s, self._engine.barrier, c10d.BarrierOptions())

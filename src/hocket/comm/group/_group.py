@@ -19,6 +19,7 @@ from .. import torch_adapter as c10d
 from ..aggregated import leave_aggregator
 from ..engines import Gloo
 from ..engines import engine as _engine
+from ..scheduled import CheckedTransport
 from ..shm import SharedMemoryTransport
 from ..shm import cuda_ipc as _cuda_ipc
 from ..timeouts import timeout_setting
@@ -27,8 +28,8 @@ from ..transport import observers as _observe
 from ._arguments import check_root, check_whole, check_writable, only
 from ._collectives import Collectives
 from ._device_backend import DeviceBackend, HostStagedWork, empty_on_host, on_host
-from ._hosts import find_hosts, open_transport
-from ._runner import Runner
+from ._hosts import find_hosts, open_transport, while_all_live
+from ._runner import Runner, ending
 
 _lives = 0
 _names: "collections.Counter[tuple[int, str]]" = collections.Counter()
@@ -59,10 +60,16 @@ class HocketGroup(Collectives):
         timeout = _timeout(given.timeout)
         world = torch.distributed.group.WORLD
         dead = world.dead if isinstance(world, HocketGroup) else None
-        hosts, called = find_hosts(self._store, self._name, rank, size, timeout, self._global_ranks, dead)
+        at = self._store, self._name, rank, size, timeout, self._global_ranks
+        hosts, called, processes = find_hosts(*at, dead)
         self._gloo: Any = Gloo(self._store, rank, size, timeout)
-        transport, channel, self._tag_matcher = open_transport(
-            self._store, self._name, rank, size, timeout, self._global_ranks, self._gloo, hosts, called
+        transport, channel, self._tag_matcher = while_all_live(
+            lambda: open_transport(*at, self._gloo, hosts, called),
+            self._store,
+            self._name,
+            rank,
+            self._global_ranks,
+            processes,
         )
         self._channel = channel
         self._runner = Runner(self._name, size, channel, timeout)
@@ -201,6 +208,7 @@ class HocketGroup(Collectives):
     def shutdown(self) -> None:
         """Leave the group: peers that still wait for this rank are told."""
         _open_groups.discard(self)
+        self._say_why()
         for backend in (self._host, self._gpu):
             if backend is not None:
                 backend.runner.close()
@@ -209,6 +217,10 @@ class HocketGroup(Collectives):
         leave_aggregator(self._host.transport)
         if self._nccl is not None:
             self._nccl.shutdown()
+
+    def _say_why(self) -> None:
+        if isinstance(self._host.transport, CheckedTransport):
+            self._host.transport.leave(ending())
 
     def fail(self, error: BaseException) -> None:
         """Leave the group in the middle of operations, and tell the peers why: they wait for this rank no longer."""
@@ -377,6 +389,8 @@ os.register_at_fork(after_in_child=_refuse_in_child)
 @atexit.register
 def _leave_all() -> None:
     groups = list(_open_groups)
+    for group in groups:
+        group._say_why()
     for runner in (one.runner for group in groups for one in (group._host, group._gpu) if one is not None):
         runner.leave()
     end_s = time.monotonic() + _SETTLE_S

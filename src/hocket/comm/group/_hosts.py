@@ -1,11 +1,15 @@
 """Chooses the transport of a group: one host, several hosts with several ranks each, or an engine for all."""
 
+import contextlib
 import logging
+import os
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from .. import torch_adapter as c10d
 from ..aggregated import open_beside_aggregator
@@ -25,7 +29,7 @@ from ..scheduled import (
     frame_peers,
     host_name,
 )
-from ..shm import Channel, SharedMemoryTransport, host_identity
+from ..shm import Channel, Liveness, SharedMemoryTransport, host_identity
 from ..shm import bootstrap as _bootstrap
 from ..transport import CollectiveTimeoutError, CommError, PeerDiedError, Transport
 
@@ -35,7 +39,12 @@ _FRAMES_TAG: Final = 0x40_0001
 _AGREEMENT_TAG: Final = 0x40_0002
 _PATIENCE: Final = timedelta(seconds=3)  # for ranks to come to make a group, before others look whether they have died
 _LOOK_S: Final = 0.2
+_GRACE_S: Final = 1.0
+_ANSWER_S: Final = 3.0  # for the store
 _DEAD: Final = b"died"
+_DIED: Final = "hocket/died"
+
+T = TypeVar("T")
 
 
 class Opened(NamedTuple):
@@ -95,7 +104,8 @@ def open_transport(
     assert channel is not None
     inside = SharedMemoryTransport(channel)
     if streams is not None:
-        return Opened(inside, channel, TagMatcher(streams, name, tuple(numbers), timeout.total_seconds()))
+        matcher = TagMatcher(streams, name, tuple(numbers), timeout.total_seconds(), channel.check)
+        return Opened(inside, channel, matcher)
     rail = [ranks[local] for ranks in hosts]
     between: Transport = ScheduledTransport(Subset(points, rail), rail.index(rank), len(rail), flat)
     # An agreement may be about the operation before, whose tag is not this one's, and be made beside another.
@@ -136,16 +146,17 @@ def find_hosts(
     timeout: timedelta,
     global_ranks: Sequence[int],
     dead: Callable[[], set[int]] | None,
-) -> tuple[list[list[int]], list[str]]:
-    """Return the ranks of each host, hosts in the order of their first ranks; and how messages call each rank.
+) -> tuple[list[list[int]], list[str], dict[int, int]]:
+    """Return the ranks of each host, how messages call each rank, and the processes of this host's ranks.
 
-    `dead` returns the numbers in the world of ranks that are known to have ended; None if there is no world yet.
+    Hosts are in the order of their first ranks. `dead` returns the numbers in the world of ranks that are known to have
+    ended; None if there is no world yet.
 
     Raises:
         PeerDiedError: a rank has ended before it came to make the group.
         CollectiveTimeoutError: some ranks have not come to make the group, or this one has come too late.
     """
-    store.set(f"hocket/host/{rank}", f"{host_identity()}\n{host_name()}")
+    store.set(f"hocket/host/{rank}", f"{host_identity()}\n{host_name()}\n{os.getpid()}")
     keys = [f"hocket/host/{r}" for r in range(size)]
     begin_s = time.monotonic()
 
@@ -162,11 +173,14 @@ def find_hosts(
             _wait_and_look(store, keys, timeout, partial(tell, dead))
     except Exception as error:
         waited_s = time.monotonic() - begin_s
+        where = f"rank {global_ranks[rank]} cannot make group {name!r}: the store where its ranks meet"
         if waited_s < timeout.total_seconds() / 2:  # the store itself is gone
-            raise CommError(
-                f"rank {global_ranks[rank]} cannot make group {name!r}: the store where its ranks meet failed: {error}"
-            ) from error
-        if late := tuple(r for r in range(size) if not store.check([keys[r]])):
+            raise CommError(f"{where} failed: {error}") from error
+        try:
+            late = c10d.ask(lambda: tuple(r for r in range(size) if not store.check([keys[r]])), _ANSWER_S)
+        except TimeoutError:
+            raise CommError(f"{where} does not answer; rank 0's process, or the launcher's, may be stopped") from error
+        if late:
             store.set(keys[rank], "")  # who comes now need not wait for this rank
             waited = f"waited {waited_s:.0f} s to make group {name!r}: not arrived:"
             raise _late(f"rank {global_ranks[rank]} {waited}", late, global_ranks) from error
@@ -180,12 +194,87 @@ def find_hosts(
     if left := tuple(r for r, value in enumerate(values) if not value):
         raise _late(f"rank {global_ranks[rank]} came too late to make group {name!r}, given up by", left, global_ranks)
     found: dict[str, list[int]] = {}
-    called = []
+    called, processes = [], {}
     for r, value in enumerate(values):
-        identity, _, host = value.decode().partition("\n")
+        identity, host, process = value.decode().split("\n")
         found.setdefault(identity, []).append(r)
         called.append(f"rank {global_ranks[r]} (host {host})")
-    return list(found.values()), called
+        if identity == host_identity():
+            processes[r] = int(process)
+    return list(found.values()), called, processes
+
+
+def while_all_live(
+    make: Callable[[], T],
+    store: Any,
+    name: str,
+    rank: int,
+    global_ranks: Sequence[int],
+    processes: Mapping[int, int],
+) -> T:
+    """Return what `make` returns, which waits for the other ranks; it runs in a thread, and this one looks meanwhile.
+
+    Ranks of one host see by their `processes` that one has died, and tell those of other hosts in the store.
+
+    Raises:
+        PeerDiedError: a rank has died before all had made the group.
+        CommError: an engine could not connect the ranks.
+    """
+    living, lost = Liveness(), set[int]()
+    beside: Any = None  # a store of one connection answers one thread at a time
+
+    def look() -> None:
+        with contextlib.suppress(TimeoutError):
+            c10d.ask(look_there, _ANSWER_S)
+
+    def look_there() -> None:
+        nonlocal beside
+        beside = beside or store.clone()
+        if (gone := lost | living.ranks()) and not beside.check([_DIED]):  # who ends because of another comes later
+            beside.set(_DIED, str(min(gone)))
+        if beside.check([_DIED]):
+            r = int(beside.get(_DIED))
+            raise PeerDiedError(
+                f"rank {global_ranks[r]} died while rank {global_ranks[rank]} made group {name!r} with it",
+                r,
+                (global_ranks[r],),
+            )
+
+    made: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except BaseException as error:
+            made.set_exception(error)
+
+    try:
+        for r, process in processes.items():
+            if r != rank:
+                try:
+                    living.watch(r, process)
+                except ProcessLookupError:
+                    lost.add(r)
+                except OSError as error:
+                    log.debug("group %s: rank %d cannot be watched: %s", name, r, error)
+        threading.Thread(target=run, name=f"hocket-make-{name}", daemon=True).start()
+        end_s = time.monotonic() + _PATIENCE.total_seconds()
+        while not wait([made], _LOOK_S).done:
+            if time.monotonic() > end_s:
+                look()
+        trouble = made.exception()
+        if isinstance(trouble, RuntimeError | OSError) and not isinstance(
+            trouble, CollectiveTimeoutError | PeerDiedError
+        ):
+            end_s = time.monotonic() + _GRACE_S  # a connection ends before the process does
+            while time.monotonic() < end_s:
+                look()
+                time.sleep(_LOOK_S)
+            if not isinstance(trouble, CommError):
+                raise CommError(f"rank {global_ranks[rank]} cannot make group {name!r}: {trouble}") from trouble
+        return made.result()
+    finally:
+        living.close()
 
 
 def _wait_and_look(store: Any, keys: list[str], timeout: timedelta, look: Callable[[], None]) -> None:

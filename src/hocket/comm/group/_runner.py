@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -25,6 +26,13 @@ _CLOSE_S = 5.0
 @functools.cache
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def ending() -> Exception | None:
+    """Return the error in which this program ends, if it does: its peers in all groups are to hear of the cause."""
+    under_way = sys.exc_info()[1]  # in a `finally` that destroys the groups
+    error = under_way if isinstance(under_way, CommError) else getattr(sys, "last_value", None)
+    return error if isinstance(error, Exception) else None
 
 
 class Runner:
@@ -146,9 +154,9 @@ class Runner:
             self._channel.fail(error)
 
     def leave(self) -> None:
-        """Tell the peers at once that this rank takes part no more."""
+        """Tell the peers at once that this rank takes part no more, and what has failed in its program if that ends."""
         if self._channel is not None:
-            self._channel.leave()
+            self._channel.leave(ending())
 
     def _record(self, kind: str, payload: Any, asynchronous: bool) -> _observe.OperationRecord:
         if isinstance(payload, torch.Tensor):

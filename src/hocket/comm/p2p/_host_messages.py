@@ -11,6 +11,7 @@ import threading
 import time
 import zlib
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ _HEAD: Final = struct.Struct("<4sIQQ")  # a mark, element type, elements; how ma
 _COMPARED: Final = struct.Struct("<4sIQ").size
 _MARK: Final = b"HKp1"
 _WHOLE_NBYTES: Final = 4096
+_LOOK_S: Final = 0.2
+_GRACE_S: Final = 1.0
 _BODIES: Final = 3 << 29  # the first tag of bytes that follow a head; users' and collectives' are others
 
 
@@ -106,15 +109,18 @@ class HostMessage(Work):
         if receives:
             self._frame = torch.zeros(_HEAD.size + _WHOLE_NBYTES, dtype=torch.uint8)
             frames = [self._frame]
-            self._first = engine.recv_anysource(frames, tag) if peer is None else engine.recv(frames, peer, tag)
+            if peer is None:
+                self._first = self._begin(engine.recv_anysource, frames, tag)
+            else:
+                self._first = self._begin(engine.recv, frames, peer, tag)
             if not whole and number is not None:
-                self._body = engine.recv([data], peer, self._body_tag(self._head))
+                self._body = self._begin(engine.recv, [data], peer, self._body_tag(self._head))
         else:
             head = torch.frombuffer(bytearray(self._head), dtype=torch.uint8)
             self._frame = torch.cat([head, data]) if whole else head
-            self._first = engine.send([self._frame], peer, tag)
+            self._first = self._begin(engine.send, [self._frame], peer, tag)
             if not whole:
-                self._body = engine.send([data], peer, self._body_tag(self._head))
+                self._body = self._begin(engine.send, [data], peer, self._body_tag(self._head))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the message has passed.
@@ -168,7 +174,10 @@ class HostMessage(Work):
 
     def _finish(self, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
-        self._wait(self._first, deadline_s, timeout_s)
+        if self._peer is None:
+            self._wait_for_any(deadline_s, timeout_s)
+        else:
+            self._wait(self._first, deadline_s, timeout_s)
         data = self._flat.view(torch.uint8)
         if self._receives:
             if self._peer is None:
@@ -179,7 +188,7 @@ class HostMessage(Work):
             if data.numel() <= _WHOLE_NBYTES:
                 data.copy_(self._frame[_HEAD.size : _HEAD.size + data.numel()])
             elif self._body is None:
-                self._body = self._owner.engine.recv([data], self._peer, self._body_tag(head))
+                self._body = self._begin(self._owner.engine.recv, [data], self._peer, self._body_tag(head))
         if self._body is not None:
             self._wait(self._body, deadline_s, timeout_s)
         if self._receives:
@@ -200,29 +209,65 @@ class HostMessage(Work):
         nbytes = numel * DTYPES[dtype].itemsize
         if nbytes > _WHOLE_NBYTES:
             lost = torch.empty(nbytes, dtype=torch.uint8)
-            self._wait(self._owner.engine.recv([lost], self._peer, self._body_tag(head)), deadline_s, timeout_s)
+            body = self._begin(self._owner.engine.recv, [lost], self._peer, self._body_tag(head))
+            self._wait(body, deadline_s, timeout_s)
         assert self._peer is not None
         raise CollectiveMismatchError(f"{text}: rank {self._owner.numbers[self._peer]} sent {_described(head)}")
+
+    def _wait_for_any(self, deadline_s: float, timeout_s: float) -> None:
+        """Wait for a message of any rank, as long as there is one: the engine does not say that all have gone."""
+        came = Future[None]()
+
+        def run() -> None:
+            try:
+                self._wait(self._first, deadline_s, timeout_s)
+                came.set_result(None)
+            except CommError as error:
+                came.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        others = len(self._owner.numbers) - 1
+        while not wait([came], _LOOK_S).done:
+            beside = self._owner.engine.beside
+            if beside is None or len(gone := beside.ended()) < others:
+                continue
+            if not wait([came], _GRACE_S).done:  # what was sent before would be here
+                self._owner.abandoned.append((self._first, self._frame))
+                self._peer = min(gone)
+                raise self._failed(ConnectionError("no other rank is left"), None)
+        came.result()
 
     def _wait(self, work: Any, deadline_s: float, timeout_s: float) -> None:
         """Wait for a message of the engine, and say what failed."""
         try:
             work.wait(timedelta(seconds=max(0.001, deadline_s - time.monotonic())))
         except Exception as error:
-            me, peer = self._owner.called[self._owner.rank], self._peer
-            where = f"{self} in group {self._owner.name!r}"
-            ranks = () if peer is None else (peer,)
-            numbers = tuple(self._owner.numbers[r] for r in ranks)
-            if time.monotonic() >= deadline_s:
-                text = f"{where} passed its timeout of {timeout_s:g} s on {me}"
-                if peer is not None:
-                    has_not = "sent it" if self._receives else "taken it"
-                    text += f": {self._owner.called[peer]} has not {has_not}, or the network between them stalls"
-                raise CollectiveTimeoutError(text, ranks, numbers) from error
-            if peer is None:
-                raise CommError(f"{where} failed on {me}: {error}") from error
-            text = f"{self._owner.called[peer]} died or left while {me} waited in {where}: {error}"
-            raise PeerDiedError(text, peer, numbers) from error
+            raise self._failed(error, timeout_s if time.monotonic() >= deadline_s else None) from error
+
+    def _begin(self, method: Any, *args: Any) -> Any:
+        """Post something to the engine, which refuses it where the connection has broken before."""
+        try:
+            return method(*args)
+        except RuntimeError as error:
+            raise self._failed(error, None) from error
+
+    def _failed(self, error: Exception, passed_s: float | None) -> CommError:
+        """Return what to raise for an error of the engine; `passed_s` is the time-out that has passed, if one has."""
+        me, peer = self._owner.called[self._owner.rank], self._peer
+        where = f"{self} in group {self._owner.name!r}"
+        ranks = () if peer is None else (peer,)
+        numbers = tuple(self._owner.numbers[r] for r in ranks)
+        if passed_s is not None:
+            text = f"{where} passed its timeout of {passed_s:g} s on {me}"
+            if peer is not None:
+                has_not = "sent it" if self._receives else "taken it"
+                text += f": {self._owner.called[peer]} has not {has_not}, or the network between them stalls"
+            return CollectiveTimeoutError(text, ranks, numbers)
+        if peer is None:
+            return CommError(f"{where} failed on {me}: {error}")
+        return PeerDiedError(
+            f"{self._owner.called[peer]} died or left while {me} waited in {where}: {error}", peer, numbers
+        )
 
 
 def _described(head: bytes) -> str:

@@ -9,7 +9,7 @@ computation and a peer is never blocked because this rank does something else.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -31,11 +31,20 @@ _LOOK_S: Final = 0.3  # between looks for peers that have died, while others rin
 class TagMatcher:
     """The sends and receives of one rank in one group.
 
-    Messages call the ranks by their `numbers` in the world; `timeout_s` is for waits that name none.
+    Messages call the ranks by their `numbers` in the world; `timeout_s` is for waits that name none; `check` raises
+    what is known of ranks that have ended.
     """
 
-    def __init__(self, streams: ShmStreams, name: str, numbers: tuple[int, ...], timeout_s: float) -> None:
+    def __init__(
+        self,
+        streams: ShmStreams,
+        name: str,
+        numbers: tuple[int, ...],
+        timeout_s: float,
+        check: Callable[[Sequence[int], str], None],
+    ) -> None:
         self.timeout_s = timeout_s
+        self._check = check
         self._shm_streams = streams
         self._name = name
         self._numbers = numbers
@@ -279,15 +288,17 @@ class TagMatcher:
         for request in list(self._open):
             if request.peer in dead or (request.peer == ANY and everyone):
                 rank = next(iter(dead)) if request.peer == ANY else request.peer
-                self.end(
-                    request,
-                    PeerDiedError(
-                        f"rank {self.number(rank)} died or left while rank {self.number(self._shm_streams.rank)} "
-                        f"waited in {request} of group {self._name!r}",
-                        rank,
-                        (self.number(rank),),
-                    ),
+                error: CommError = PeerDiedError(
+                    f"rank {self.number(rank)} died or left while rank {self.number(self._shm_streams.rank)} "
+                    f"waited in {request} of group {self._name!r}",
+                    rank,
+                    (self.number(rank),),
                 )
+                try:
+                    self._check(tuple(dead) if request.peer == ANY else (rank,), str(request))
+                except CommError as known:
+                    error = known
+                self.end(request, error)
         self._lock.notify_all()
 
     def _stopped(self) -> str:

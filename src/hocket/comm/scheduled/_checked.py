@@ -5,6 +5,7 @@ the frames of all ranks complete. So a small operation takes as many messages as
 begins while the frames are on their way (`_early`). Ranks that differ all raise the same error, and the group goes on.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from .. import torch_adapter as c10d
 from ..shm import NO_OPERATOR, NO_ROOT
 from ..transport import (
     CollectiveMismatchError,
@@ -92,6 +94,7 @@ class CheckedTransport:
         self._path = path
         self._seq = 0
         self._called = called
+        self._told = False
 
     def all_reduce(self, flat: Tensor, op: ReduceOperator, timeout_s: float) -> str:
         """See Transport."""
@@ -251,16 +254,12 @@ class CheckedTransport:
 
     def _named(self, error: CommError, what: str, *, late: bool) -> CommError:
         """Return the error that names the rank at the end of the chain of those that wait for each other."""
-        culprits = [self._numbers.index(c) for c in getattr(error, "culprits", ()) if c in self._numbers]
+        culprits = self._culprits(error)
         first = error.peer if error.peer is not None else culprits[0] if culprits else self._speaker
-        note = {
-            "waits": None if first == self._rank else first,
-            "gone": isinstance(error, PeerDiedError),
-            "late": late,
-            "text": str(error),
-        }
+        note = self._note(error, first, late=late)
         notes: dict[int, Any] = {self._rank: note}
-        try:
+
+        def ask() -> None:
             self._store.set(f"hocket/trouble/{self._rank}", json.dumps(note))
             end_s = time.monotonic() + _GRACE_S
             while (culprit := self._end_of_chain(notes)) not in notes:
@@ -272,28 +271,57 @@ class CheckedTransport:
                     break
                 else:
                     time.sleep(_LOOK_S)
-        except Exception as trouble:  # the store is gone with its host: what this rank has seen itself must do
+
+        try:
+            c10d.ask(ask, 2 * _GRACE_S)
+        except Exception as trouble:  # the store is gone with its host, or stands still: what was seen here must do
             log.debug("group %s: the store does not answer: %s", self._name, trouble)
-            culprit = self._end_of_chain(notes)
+        culprit = self._end_of_chain(notes)
         number = self._numbers[culprit]
         mine, its = self._called[self._rank], self._called[culprit]
         where = f"{what} of group {self._name!r}"
         if culprit in notes:
-            own = notes[culprit]["text"]
-            return CommError(f"{its} failed in {where}, as {mine} heard: {own}")
+            text = f"{its} failed in {where}, as {mine} heard: {notes[culprit]['text']}"
+            return CollectiveTimeoutError(text, (culprit,), (number,)) if notes[culprit]["late"] else CommError(text)
         if any(note["late"] for note in notes.values()):
             text = f"{where} passed its timeout on {mine}: not arrived: {its}. {error}"
             return CollectiveTimeoutError(text, (culprit,), (number,))
         text = f"{its} died or left while {mine} waited in {where}: {error}"
         return PeerDiedError(text, culprit, (number,))
 
+    def leave(self, why: Exception | None) -> None:
+        """Tell, where others look when they lose the connection to this rank, what its program ends in, if it fails."""
+        if why is None or self._told:
+            return
+        culprits = self._culprits(why)
+        late = isinstance(why, CollectiveTimeoutError)
+        text = json.dumps(self._note(why, culprits[0] if culprits else self._rank, late=late))
+        with contextlib.suppress(Exception):  # the store is gone, or stands still
+            c10d.ask(lambda: self._store.set(f"hocket/trouble/{self._rank}", text), _GRACE_S)
+
+    def _culprits(self, error: Exception) -> list[int]:
+        return [self._numbers.index(c) for c in getattr(error, "culprits", ()) if c in self._numbers]
+
+    def _note(self, error: Exception, first: int, *, late: bool) -> dict[str, Any]:
+        """Return what others are told of an error that this rank meets, of which rank `first` is the cause."""
+        self._told = True
+        return {
+            "waits": None if first == self._rank else first,
+            "gone": isinstance(error, PeerDiedError),
+            "late": late,
+            "text": str(error) if isinstance(error, CommError) else f"{type(error).__name__}: {error}",
+        }
+
     def _end_of_chain(self, notes: dict[int, Any]) -> int:
-        """Return the rank that is waited for and tells of no trouble, or of one that is not another's fault."""
+        """Return the rank that is waited for and tells of no trouble, or of one that is not another's fault.
+
+        If this rank waits for one that waits for it, as in another group, it is that one.
+        """
         at, seen = self._rank, set[int]()
         while at in notes and at not in seen and notes[at]["waits"] is not None:
             seen.add(at)
             at = int(notes[at]["waits"])
-        return at
+        return at if at != self._rank or len(seen) < 2 else int(notes[at]["waits"])
 
 
 def _bytes(flat: Tensor) -> Tensor:

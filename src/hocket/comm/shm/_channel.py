@@ -171,11 +171,17 @@ class Channel:
             if words[ASLEEP]:
                 _kernel.futex_wake(self._wake_address)
                 break
-        for rank, words in awaited:
+        for _, words in awaited:
             if (words[PHASE] - target) & _WORD >= _HALF:
-                self._wait(rank, words, target)
+                self._wait_for_all(target)
+                break
         if fence is not None:
             fence()
+
+    def _wait_for_all(self, target: int) -> None:
+        """Wait for those that have not published `target`, nor have taken it back (`fail`) while others were late."""
+        while late := [(rank, words) for rank, words in self._awaited if (words[PHASE] - target) & _WORD >= _HALF]:
+            self._wait(*late[0], target)
 
     def _wait(self, rank: int, words: memoryview, target: int) -> None:
         yield_core = _kernel.yield_core
@@ -225,6 +231,10 @@ class Channel:
             f"in {self._operation()} of group {self.name!r}: {trouble} (too many open files? raise ulimit -n)"
         )
 
+    def check(self, ranks: Sequence[int], operation: str) -> None:
+        """Raise what is known of the ranks that have died, left or failed, which `operation` waits for; see Peers."""
+        self._watch.check(ranks, operation)
+
     def dead(self) -> set[int]:
         """Return the ranks, by their numbers in the world, whose processes have ended; never waits."""
         return {self.global_ranks[r] for r in self._watch.dead()}
@@ -232,12 +242,18 @@ class Channel:
     # --- leaving ----------------------------------------------------------------------------------------------------
 
     def fail(self, error: BaseException) -> None:
-        """Tell the peers that this rank has given up in the middle of an operation, and why."""
+        """Tell the peers that this rank has given up in the middle of an operation, and why.
+
+        A phase that others have yet to come to is taken back: they are to hear of the failure there, and not to go on
+        as if all had gone well.
+        """
         self._watch.fail(error)
+        if self._late():
+            self._mine[PHASE] = (self._phase - 1) & _WORD
 
     def release(self) -> None:
         """Give up what this rank has mapped, when its last operation is over; slots in shared memory need nothing."""
 
-    def leave(self) -> None:
-        """Tell the peers that this rank takes part no more."""
-        self._watch.leave()
+    def leave(self, why: BaseException | None = None) -> None:
+        """Tell the peers that this rank takes part no more; `why`: what ends its program, if it fails."""
+        self._watch.leave(why)

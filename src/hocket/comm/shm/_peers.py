@@ -22,7 +22,8 @@ ASLEEP = 24  # whether this rank sleeps, or is about to, until some counter chan
 _MESSAGE = 512  # byte offset
 _MESSAGE_NBYTES = 1024
 
-_RUNNING, _FAILED, _LEFT = 0, 1, 2
+_RUNNING, _FAILED, _LEFT, _TIMED_OUT = 0, 1, 2, 3
+_MOST_MISSING = 32  # ranks of which a peer is told that they have not come
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +58,27 @@ class Peers:
 
     def fail(self, error: BaseException) -> None:
         """Tell the peers that this rank has given up in the middle of an operation, and why."""
+        self._explain(error, _FAILED)
+
+    def _explain(self, error: BaseException, state: int) -> None:
         blamed = [self._numbers.index(c) for c in getattr(error, "culprits", ()) if c in self._numbers]
         self.words[self._rank][_BLAME] = blamed[0] + 1 if blamed and isinstance(error, PeerDiedError) else 0
-        text = f"{type(error).__name__}: {error}".encode(errors="replace")[: _MESSAGE_NBYTES - 1]
+        text = f"{type(error).__name__}: {error}"
+        if blamed and isinstance(error, CollectiveTimeoutError):
+            text, state = f"{','.join(map(str, blamed[:_MOST_MISSING]))}\n{error}", _TIMED_OUT
+        raw = text.encode(errors="replace")[: _MESSAGE_NBYTES - 1]
         view = self._peers[self._rank].segment.view
-        view[_MESSAGE : _MESSAGE + len(text) + 1] = text + b"\0"
-        self._leave(_FAILED)
+        view[_MESSAGE : _MESSAGE + len(raw) + 1] = raw + b"\0"
+        self._leave(state)
 
-    def leave(self) -> None:
-        """Tell the peers that this rank takes part no more."""
+    def leave(self, why: BaseException | None = None) -> None:
+        """Tell the peers that this rank takes part no more; `why`: what ends its program, if it fails."""
         # A forked child (a DataLoader worker, say) holds a copy of this object but does not speak for the rank.
         if self._peers[self._rank].pid == os.getpid() and self.words[self._rank][_STATE] == _RUNNING:
-            self._leave(_LEFT)
+            if why is None:
+                self._leave(_LEFT)
+            else:
+                self._explain(why, _LEFT)
 
     def _leave(self, state: int) -> None:
         if _kernel.fence is not None:
@@ -90,6 +100,7 @@ class Peers:
 
         Raises:
             PeerDiedError: it is dead or has left, or it gave up because of another that is.
+            CollectiveTimeoutError: it has waited for others until its time was over.
             CommError: it has failed.
         """
         dead = self.dead()
@@ -97,6 +108,10 @@ class Peers:
             state, blame = self.words[r][_STATE], self.words[r][_BLAME]
             if blame:
                 raise self._gone(blame - 1, operation)
+            if state == _TIMED_OUT:
+                ranks, _, text = self._message(r).partition("\n")
+                missing = tuple(map(int, ranks.split(",")))
+                raise CollectiveTimeoutError(text, missing, tuple(self._numbers[m] for m in missing))
             if state == _FAILED:
                 raise CommError(
                     f"rank {self._numbers[r]} failed in {operation} of group {self._group!r}: {self._message(r)}"
@@ -127,7 +142,8 @@ class Peers:
 
     def _gone(self, rank: int, operation: str) -> PeerDiedError:
         if self.words[rank][_STATE] == _LEFT:
-            how = f"rank {self._numbers[rank]} has left (it ended or destroyed the group)"
+            why = self._message(rank) or "it ended or destroyed the group"
+            how = f"rank {self._numbers[rank]} has left ({why})"
         else:
             how = f"rank {self._numbers[rank]} (process {self._peers[rank].pid}) died"
         return PeerDiedError(

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 
 from hocket.comm import CollectiveMismatchError, CommError, torch_adapter
 
@@ -14,6 +15,9 @@ from ..pipeline import StageError
 
 _ALL_S = 2.0
 """Seconds in which all ranks must have failed for groups to be left as they are: as on a batch that no rank takes."""
+
+_ANSWER_S = 3.0
+"""Seconds in which the store must answer."""
 
 _made = itertools.count()
 
@@ -53,8 +57,8 @@ class StepErrors:
             if whole.group is None or not hasattr(whole.group, "fail"):
                 raise
             try:
-                said = self._said(error, what)
-            except RuntimeError:  # the store has gone with its host
+                said = torch_adapter.ask(partial(self._said, error, what), _ALL_S + _ANSWER_S)
+            except (RuntimeError, TimeoutError):  # the store has gone with its host, or stands still
                 raise error from None
             if not said:
                 raise
