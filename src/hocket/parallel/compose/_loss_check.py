@@ -365,11 +365,11 @@ class _Judge:
         values = [one.value for one in (whole, *sum(parts, []))]
         if not all(map(math.isfinite, values)):
             return None
-        if whole.terms and not any(whole.terms):
+        if whole.terms and (not any(whole.terms) or whole.guard is not False):
             return _Verdict(empty=True)
         form = self._form
         samples = [[b - a for a, b in itertools.pairwise(one)] for one in cuts]
-        stated = [[one.count for one in some] for some in parts]
+        stated = [[0.0 if one.guard else one.count for one in some] for some in parts]
         if whole.paired:
             return self._stated(whole, parts, stated, whole.count, "the pair (sum, count)")
         if form.kind == "sum":
@@ -379,7 +379,7 @@ class _Judge:
             return self._stated(whole, parts, stated, whole.count, "the mean that loss_weight promises")
         everything = [whole, *sum(parts, [])]
         if whole.terms and all(_like(one, whole) for one in everything):
-            counts = [[one.terms[0] for one in some] for some in parts]
+            counts = [[0.0 if one.guard else one.terms[0] for one in some] for some in parts]
             if self._explains(whole, parts, counts, whole.terms[0]):
                 first_term = max(whole.terms[0], 1e-30)
                 ratios = tuple(one / first_term for one in whole.terms)
@@ -409,7 +409,8 @@ class _Judge:
         if self._form.kind == "sum":
             return whole.value, sum(one.value for one in parts)
         pairs = zip(parts, counts, strict=True)
-        return whole.value, sum(one.value * n for one, n in pairs if n) / (sum(counts) or 1.0)
+        losses = [one.value * (n or 1.0) for one, n in pairs if n or one.guard]
+        return whole.value, sum(losses) / (sum(counts) or 1.0)
 
     def _explains(
         self, whole: MeasuredLoss, parts: list[list[MeasuredLoss]], counts: Sequence[Sequence[float]], total: float
