@@ -129,7 +129,8 @@ class LossCheck:
             self._follow(verdict)
         if self._cuts and any(composition.mesh.whole.from_all(any(map(_keeps_state, modules)))):
             with undisturbed(modules), self._exactly():
-                self._look_at_state(modules, few, steady=steady)
+                state = self._look_at_state(modules, few, steady=steady)
+            composition.passes.state = ForwardState(*state)  # its hooks are there to stay
         before, after = self._seen or {}, self._parameters()
         mine = [name for name, one in before.items() if one[0] is after[name][0] and one != after[name]]
         if changed := sorted({name for names in composition.mesh.whole.from_all(mine) for name in names}):
@@ -178,8 +179,8 @@ class LossCheck:
         """Open a block in full precision, but for pipelines, whose messages must be alike."""
         return exactly() if self._composition.passes.pipeline is None else nullcontext()
 
-    def _look_at_state(self, modules: Sequence[torch.nn.Module], few: BatchPart, *, steady: bool) -> None:
-        """Find what passes leave in buffers; have it kept right where it can be, and told where not.
+    def _look_at_state(self, modules: Sequence[torch.nn.Module], few: BatchPart, *, steady: bool) -> Any:
+        """Find what passes leave in buffers; tell of what cannot be kept right; return what `ForwardState` takes.
 
         Args:
             modules: That this rank computes.
@@ -222,7 +223,7 @@ class LossCheck:
         if others or max(offs) > 1e-4:
             lines = tell(found, max(offs), max(offs) > 1e-4, self._cuts, speak=mesh["data"].rank == 0)
             composition.notes += lines
-        composition.passes.state = ForwardState(looked_at, mesh["data"], found)
+        return looked_at, mesh["data"], found
 
     def _compared(self, modules: Sequence[torch.nn.Module], few: BatchPart) -> tuple[_Verdict | str | None, bool]:
         """Return what explains the loss, or the error that the samples raise, and whether no random numbers matter."""
