@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hocket.parallel.batches import divisors, is_one_by_one
+from hocket.parallel.batches import divisors, guarded, is_one_by_one
 
 TARGET = torch.tensor([0, 2, -100, 1])
 SCALE, WEIGHT = nn.Parameter(torch.tensor(0.3)), nn.Parameter(torch.rand(3, 5))
@@ -52,3 +52,49 @@ def test_losses_of_single_samples_are_told_from_those_of_tasks() -> None:
     assert is_one_by_one(sum(ragged, torch.zeros(())) / 4, 4)
     tasks = [output[:, k].square().mean() for k in range(5)]
     assert not is_one_by_one(sum(tasks, torch.zeros(())), 4)
+
+
+def _all(output: Tensor, target: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(output, target, reduction="sum")
+
+
+def _shared(output: Tensor, target: Tensor) -> Tensor:
+    """Classes, and boxes where there is an object, divided by objects."""
+    objects = target.sum().clamp(min=1)
+    return output.square().sum() / objects + (output - 1)[target > 0].abs().sum() / objects
+
+
+@pytest.mark.parametrize(
+    ("loss", "positives", "guard"),
+    [
+        (lambda output, target: _all(output, target) / target.sum().clamp(min=1), 0, True),
+        (lambda output, target: _all(output, target) / max(1, int(target.sum())), 0, True),
+        (_shared, 0, True),
+        (lambda output, target: (output - 1)[target > 0].sum() / max(1, int(target.sum())), 0, True),
+        (lambda output, target: _all(output, target) / target.sum().clamp(min=1), 1, False),
+        (lambda output, target: _all(output, target) / target.sum().clamp(min=1), 5, False),
+        (lambda output, target: (output * target).sum() / target.sum().clamp(min=1), 1, False),
+        (lambda output, target: (output - 1)[target > 0].sum() / max(1, int(target.sum())), 1, False),
+        (lambda output, target: output.square().sum() / target.sum().clamp(min=1), 0, None),
+        (lambda output, target: output.square().sum() / target.sum().clamp(min=1), 1, None),
+        (lambda output, target: _all(output, target) / target.sum().clamp(min=1) + output.mean(), 0, None),
+    ],
+)
+def test_one_that_stands_for_nothing_is_told_from_one(
+    loss: Callable[[Tensor, Tensor], Tensor], positives: int, guard: bool | None
+) -> None:
+    output, target = torch.rand(4, 3, requires_grad=True) * 1.0, torch.zeros(12)
+    target[:positives] = 1
+    assert guarded(loss(output, target.reshape(4, 3)), 4) is guard
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_losses_of_images_are_told_from_sums_over_a_batch(samples: int) -> None:
+    """RetinaNet divides each image's sum by its objects, and their sum by the images; SSD divides by all objects."""
+    output = torch.rand(samples, 4, requires_grad=True) * 1.0
+    own = [(image[image > -1].square().sum() / (2 + i), image.sum() / 3) for i, image in enumerate(output)]
+    each = sum((one + other for one, other in own), torch.zeros(()))
+    assert is_one_by_one(each / samples, samples)
+    of_all = sum((image[image > -1].square().sum() for image in output), torch.zeros(()))
+    assert not is_one_by_one(of_all / 5, samples)
+    assert not is_one_by_one(torch.stack([image.square().sum() for image in output]).sum() / 5, samples)

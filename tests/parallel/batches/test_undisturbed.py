@@ -23,3 +23,29 @@ def test_generators_that_a_module_holds_are_put_back() -> None:
         first = drawn()
         assert drawn() != first
     assert drawn() == first
+
+
+class Hooked(nn.Module):
+    """Registers a hook when it is run first, as models of transformers do that collect hidden states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.hidden: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "hooked"):
+            self.hooked = True
+            self.inner.register_forward_hook(lambda *given: self.hidden.append(given[2]))
+        self.hidden.clear()
+        self.inner(x)
+        return torch.stack(self.hidden)
+
+
+def test_hooks_that_a_first_run_registers_are_there_once() -> None:
+    model = Hooked()
+    for _ in range(2):
+        with undisturbed([model]):
+            model(torch.rand(3, 2))
+    assert not model.inner._forward_hooks
+    assert len(model(torch.rand(3, 2))) == 1

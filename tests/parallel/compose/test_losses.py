@@ -209,3 +209,62 @@ def test_a_part_in_which_nothing_counts_leaves_weights_as_they_are() -> None:
 def test_ranks_on_which_nothing_counts_leave_weights_as_they_are(fields: dict[str, Any]) -> None:
     for expected, found in run_ranks(functools.partial(_masked_in_parts, **fields), 2):
         assert found == pytest.approx(expected, rel=1e-12)
+
+
+def _objects() -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs, and objects of which parts of the second to fourth batch of eight have none."""
+    random = torch.Generator().manual_seed(1)
+    x, y = torch.randn(32, 4, generator=random).double(), (torch.rand(32, 6, generator=random) < 0.3).double()
+    y[8:12] = y[16:24] = y[28] = 0
+    return x, y
+
+
+def _of_objects(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.binary_cross_entropy_with_logits(output, target, reduction="sum") / target.sum().clamp(min=1)
+
+
+def _of_unknown(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return output.square().sum() / target.sum().clamp(min=1)
+
+
+def _objects_detected(kind: str, unknown: bool = False) -> list[float] | str:
+    torch.manual_seed(0)
+    model, loss_fn = torch.nn.Linear(4, 6).double(), _of_unknown if unknown else _of_objects
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader: Any = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*_objects()), batch_size=8)
+    try:
+        if kind in ("data", "accumulate", "weight"):
+            plan = Plan(accumulate=2) if kind == "accumulate" else Plan(data_parallel_degree=2)
+            counter = (lambda batch: batch[1].sum()) if kind == "weight" else None
+            trainer = hocket.Trainer(model, loss_fn, optimizer, plan=plan, loss_weight=counter)
+            return [float(trainer.step(batch)) for batch in trainer.batches(loader)]
+        own: Any = model
+        if kind == "distribute":
+            own, optimizer, loader = hocket.distribute(model, optimizer, loader)
+        losses = []
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = loss_fn(own(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(hocket.average(loss.item()) if kind == "distribute" else loss.item())
+        return losses
+    except RuntimeError as error:
+        return str(error)
+
+
+def _objects_by_ranks() -> list[list[float] | str]:
+    """What two ranks say by each kind, then where the graph does not tell."""
+    found = [_objects_detected(kind) for kind in ("distribute", "data", "weight")]
+    return [*found, _objects_detected("distribute", unknown=True), _objects_detected("data", unknown=True)]
+
+
+def test_parts_without_objects_weigh_what_they_do_in_one_process() -> None:
+    """Their sum is not 0, and divided by 1 (RetinaNet, FCOS); or refused where nothing shows that there are none."""
+    losses = _objects_detected("plain")
+    assert _objects_detected("accumulate") == pytest.approx(losses, rel=1e-12)
+    for rank in run_ranks(_objects_by_ranks, 2, timeout_s=60):
+        for one in rank[:3]:
+            assert one == pytest.approx(losses, rel=1e-12)
+        for one in rank[3:]:
+            assert "hocket.total(count).clamp(min=1)" in one

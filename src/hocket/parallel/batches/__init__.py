@@ -4,8 +4,19 @@ from ._batch_shard import BatchShard, fingerprint
 from ._counts import AgreedCount, TensorCount, possible_counts
 from ._cut import BatchPart, BatchSplitter, Cutter, Keywords
 from ._loader import DistributedLoader, ShardedLoader, SharedLoader
-from ._loss_form import LossForm, LossTally, MeasuredLoss, Reduction, batch_of, number
-from ._loss_graph import SAME_VALUES, SUMS, divisors, is_empty, is_of_one, is_one_by_one, kind_of, sizes_of, terms
+from ._loss_form import GUARDED, LossForm, LossTally, MeasuredLoss, Reduction, batch_of, number
+from ._loss_graph import (
+    SAME_VALUES,
+    SUMS,
+    divisors,
+    guarded,
+    is_empty,
+    is_of_one,
+    is_one_by_one,
+    kind_of,
+    sizes_of,
+    terms,
+)
 from ._rng import RandomStream, RngStates, mix, restored
 from ._samples import Key, RankSampler, SeededDataset, each
 from ._totals import average, total
@@ -14,6 +25,7 @@ from ._user_loader import expected_size, inner_loader
 from .trees import called, mapped, samples_in, tensors_in, views_like
 
 __all__ = [
+    "GUARDED",
     "SAME_VALUES",
     "SUMS",
     "AgreedCount",
@@ -42,6 +54,7 @@ __all__ = [
     "each",
     "expected_size",
     "fingerprint",
+    "guarded",
     "inner_loader",
     "is_empty",
     "is_of_one",

@@ -11,8 +11,16 @@ from typing import Any, Literal
 
 import torch
 
-from ._loss_graph import divisors
+from ._loss_graph import divisors, guarded
 from .trees import mapped
+
+GUARDED = (
+    "the loss divides a sum by 1 in a part of the batch, and by other counts in others, and nothing shows whether one "
+    "thing was counted there or none: does the program guard against dividing by zero (`sum / count.clamp(min=1)`)? "
+    'With hocket.distribute say loss_reduction="sum", and divide by hocket.total(count).clamp(min=1); with '
+    "hocket.Trainer return (sum, count) from loss_fn"
+)
+"""Said of losses that may have counted nothing."""
 
 Reduction = Literal["mean", "sum"]
 Kind = Literal["sum", "weight", "graph", "samples"]
@@ -28,6 +36,8 @@ class MeasuredLoss:
         count: The part's share of what the sum is divided by.
         terms: What each term of the loss divides by, as far as its graph tells.
         paired: Whether the loss function has given sum and count.
+        guard: Whether a count of 1 stands for nothing, unless the loss divides by samples; None if that is not known.
+        by_samples: Whether the loss may divide by samples.
     """
 
     loss: torch.Tensor
@@ -35,6 +45,8 @@ class MeasuredLoss:
     count: float
     terms: tuple[float, ...] = ()
     paired: bool = False
+    guard: bool | None = False
+    by_samples: bool = True
 
     @property
     def value(self) -> float:
@@ -52,6 +64,7 @@ class LossForm:
         kind: By what parts are weighted where the loss does not bring its count along.
         rate: Counts per sample in the last batch, the same on every rank.
         ratios: What each term divides by, in units of what the first divides by.
+        counts: Whether the loss has divided by something else than samples.
         inside: Whether the model computes the loss, so that its own graph alone tells the count; None if not known.
     """
 
@@ -60,6 +73,7 @@ class LossForm:
     kind: Kind = field(init=False)
     rate: float = 1.0
     ratios: tuple[float, ...] = (1.0,)
+    counts: bool = False
     inside: bool | None = None
 
     def __post_init__(self) -> None:
@@ -93,9 +107,15 @@ class LossForm:
         count = float(samples)
         if self.counter is not None:
             count = number(self.counter(batch_of(inputs, target)), "loss_weight")
-        elif len(terms) == len(self.ratios):
+            if not count and guarded(loss, samples) is not False:  # a sum, divided by 1 since nothing counts
+                return MeasuredLoss(loss, 1.0, 1.0, guard=True, by_samples=False)
+            return MeasuredLoss(loss, count, count)
+        guard = 1.0 in terms and guarded(loss, samples)
+        if guard:
+            terms = tuple(one or 1.0 for one in terms)
+        if len(terms) == len(self.ratios):
             count = terms[0]
-        return MeasuredLoss(loss, count, count, terms)
+        return MeasuredLoss(loss, count, count, terms, guard=guard, by_samples=not any(terms) or samples in terms)
 
     def evaluate(self, loss_fn: Callable[[Any, Any], Any], output: Any, target: Any) -> Any:
         """Return what the loss function gives for an output, with the graph that tells what it divides by."""
@@ -157,12 +177,13 @@ class LossTally:
         device: Where the sums are kept.
 
     Attributes:
-        sums: Of weighted losses, counts, parts, parts that are not weighted as the form says, and losses that are 0
-            and count nothing.
+        sums: Of weighted losses, counts, parts, parts that are not weighted as the form says, losses that are 0 and
+            count nothing, counts that may stand for nothing, parts of which that is not known, and parts that do not
+            divide by samples.
     """
 
     def __init__(self, form: LossForm, device: torch.device | None = None) -> None:
-        self.sums = torch.zeros(5, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(8, dtype=torch.float64, device=device)
         self._form = form
 
     def add(self, measured: MeasuredLoss) -> None:
@@ -181,6 +202,9 @@ class LossTally:
             )
             odd = not same
         self.sums[1:4] += torch.tensor([measured.count, 1.0, float(odd)], dtype=torch.float64).to(self.sums)
+        if measured.guard is not False or not measured.by_samples:
+            guards = [measured.count * bool(measured.guard), measured.guard is None, not measured.by_samples]
+            self.sums[5:] += torch.tensor(guards, dtype=torch.float64).to(self.sums)
 
     def mean(self) -> tuple[torch.Tensor, float]:
         """Return the loss, and the count that it was divided by: 1 for a sum.
@@ -190,7 +214,12 @@ class LossTally:
         """
         if self._form.kind == "sum":
             return self.sums[0], 1.0
-        _, count, parts, odd, zeros = self.sums.tolist()
+        _, count, parts, odd, zeros, guarding, unsure, off = self.sums.tolist()
+        if parts > 1 and (off or self._form.counts):
+            self._form.counts = True
+            if unsure:
+                raise RuntimeError(GUARDED)
+            count = count - guarding or min(guarding, 1.0)
         if odd and (odd < parts or len(self._form.ratios) > 1):
             raise RuntimeError(
                 f"the loss of {odd:.0f} of {parts:.0f} parts of this batch does not divide by what that of earlier "

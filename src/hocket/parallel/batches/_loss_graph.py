@@ -1,7 +1,7 @@
 """What the graph of automatic differentiation tells of a loss: its terms, and what each of them divides by."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,11 +44,13 @@ class Term:
         node: The operator that gives it, below constant factors; None where there are too many to tell.
         factor: By what it is multiplied, of which the sign is left out.
         divisor: What it is divided by; None for nothing.
+        again: Whether it is a quotient that is divided once more, as by the number of samples.
     """
 
     node: Any
     factor: float
     divisor: torch.Tensor | None
+    again: bool = False
 
 
 def divisors(loss: torch.Tensor, samples: int | None = None) -> tuple[float, ...]:
@@ -73,6 +75,80 @@ def divisors(loss: torch.Tensor, samples: int | None = None) -> tuple[float, ...
     if len(parts) == 1 and parts[0].divisor is not None and not _is_sum(parts[0].node):
         return (found[0] * abs(float(parts[0].divisor)),)  # a mean of what is masked, divided by that of the mask
     return tuple(found)
+
+
+def guarded(loss: torch.Tensor, samples: int | None = None) -> bool | None:
+    """Return whether sums of a loss are divided by 1 where there was nothing to count: `sum / count.clamp(min=1)`.
+
+    It may be so: where the loss is divided by its samples, and there is one, it looks the same.
+
+    Args:
+        loss: A scalar.
+        samples: How many it is of; None if that is not known.
+
+    Returns:
+        None where there may have been one thing to count.
+    """
+    if loss.grad_fn is None:
+        return False
+    parts = terms(loss, samples)
+    sums = [one for one in parts if one.node and _is_sum(one.node) and one.factor]
+    ones = [(one.node, one.divisor) for one in sums if one.divisor is not None and abs(float(one.divisor)) == 1]
+    told: dict[int, set[bool | None]] = {}  # by where the divisor is: terms that share it count the same
+    for node, by in ones:
+        told.setdefault(by.data_ptr(), set()).add(_is_of_nothing(node) or _counts_nothing(node))
+    found = [False if False in some else True in some or None for some in told.values()]
+    if all(one is False for one in found):
+        return False
+    others = [_count(one) for one in parts if all(one.node is not node for node, _ in ones)]
+    return True if all(found) and not any(others) else None
+
+
+def _is_of_nothing(node: Any) -> bool:
+    """Return whether a sum goes over no elements, or masked ones alone."""
+    return 0 in sizes_of(node) or is_empty(node, torch.ones((), dtype=torch.int64))
+
+
+def _counts_nothing(root: Any) -> bool | None:
+    """Return whether labels show that nothing is counted, or masks that one thing is; None where neither is so."""
+    if _elements(root) == 1:
+        return False
+    nothing, todo = None, [root]
+    for _ in range(4 * _CHAIN):
+        if not todo:
+            break
+        node = todo.pop()
+        kind, below = kind_of(node), [one for one, _ in node.next_functions if one is not None]
+        kept: Any = None
+        if kind in ("NllLoss", "NllLoss2D"):
+            kept = node._saved_target != (node._saved_ignore_index + 2**63) % 2**64 - 2**63
+        elif kind.startswith("BinaryCrossEntropy"):
+            kept = node._saved_target
+            nothing = nothing or not bool(kept.any()) or None
+        elif kind in ("Mul", "Dot", "MaskedFill", "Where") and len(below) == 1:
+            kept = _mask(node)
+        elif kind in ("Index", "MaskedSelect"):
+            if torch_adapter.result_sizes(node)[:1] == (1,):
+                return False
+            continue
+        if kept is not None and kept.numel() > 1 and float(kept.sum()) == 1:
+            return False
+        if not kind.startswith(_LAYERS):
+            todo += below
+    return nothing
+
+
+def _mask(node: Any) -> torch.Tensor | None:
+    """Return what an operator multiplies with, or which elements it keeps; None where that is not known."""
+    kind, below = kind_of(node), [one for one, _ in node.next_functions]
+    if kind in ("Mul", "Dot") and None in below:
+        found = (getattr(node, f"_saved_{name}", None) for name in ("other", "tensor", "self"))
+        return next((one for one in found if isinstance(one, torch.Tensor)), None)
+    if kind in ("MaskedFill", "MaskedSelect"):
+        return ~node._saved_mask if kind == "MaskedFill" else node._saved_mask  # type: ignore[no-any-return]
+    if kind == "Where" and None in below:
+        return node._saved_condition if below[0] is not None else ~node._saved_condition  # type: ignore[no-any-return]
+    return None
 
 
 def _count(term: Term) -> float | None:
@@ -117,16 +193,17 @@ def terms(loss: torch.Tensor, samples: int | None = None) -> list[Term]:
         below = [one for one, _ in node.next_functions if one is not None]
         by, scaled = _scaled(node) if kind in ("Mul", "Div") else (None, None)
         if kind in ("Add", "Sub") or (kind in (*SAME_VALUES, _OVER_RANKS) and len(below) == 1):
-            todo += [Term(one, term.factor, term.divisor) for one in reversed(below)]
+            todo += [replace(term, node=one) for one in reversed(below)]
         elif by is not None and by.numel() == 1:
             number = abs(float(by))
             if kind == "Div" and len(below) == 1:
-                todo.append(Term(scaled, term.factor, by))
+                todo.append(Term(scaled, term.factor, by, term.divisor is not None))
             else:
-                todo.append(Term(scaled, term.factor * (number if kind == "Mul" else 1 / (number or 1)), term.divisor))
+                factor = term.factor * (number if kind == "Mul" else 1 / (number or 1))
+                todo.append(replace(term, node=scaled, factor=factor))
         elif parts := _parts(node, samples):
             todo += [
-                Term(one, term.factor * factor, term.divisor if divisor is None else divisor)
+                Term(one, term.factor * factor, term.divisor if divisor is None else divisor, term.again)
                 for one, factor, divisor in reversed(parts)
             ]
         else:
@@ -243,10 +320,25 @@ def is_of_one(node: Any, samples: int) -> bool:
     return odd
 
 
+def _is_taken_from(node: Any, samples: int) -> bool:
+    """Return whether a loss is of one sample that was taken from all: `for output, target in zip(outputs, targets)`."""
+    for _ in range(_CHAIN):
+        if node is None or kind_of(node) in ("Stack", "Cat"):
+            return False
+        if kind_of(node) == "Unbind":
+            return bool(node._saved_dim == 0 and len(node._input_metadata) == samples)
+        node = next((one for one, _ in node.next_functions if one is not None), None)
+    return False
+
+
 def is_one_by_one(loss: torch.Tensor, samples: int) -> bool:
     """Return whether a loss adds up those of single samples, each of which may be a mean over something else."""
-    found = terms(loss, samples) if samples > 1 else []
-    return len(found) >= max(2, samples) and any(one.node and is_of_one(one.node, samples) for one in found)
+    found = terms(loss, samples) if samples else []
+    if len(found) < samples:
+        return False
+    known = [one for one in found if one.node]
+    quotients = [one for one in known if one.again or not _is_sum(one.node)]
+    return any(is_of_one(one.node, samples) for one in known) or any(_is_taken_from(q.node, samples) for q in quotients)
 
 
 def _of_parameters(root: Any) -> bool:
@@ -294,20 +386,12 @@ def is_empty(node: Any, divisor: torch.Tensor | None = None) -> bool:
         kind, below = kind_of(node), [one for one, _ in node.next_functions]
         sizes = tuple(getattr(node, "_saved_self_sym_sizes", ()))
         no_count |= sizes[:1] > (1,)
-        kept: Any = None
         if kind == _OVER_RANKS:  # what is masked here need not be so on other ranks, but the sum is theirs, too
             return no_count and node.summed is not None and not bool(node.summed)
         if kind in ("NllLoss", "NllLoss2D"):
             ignored = (node._saved_ignore_index + 2**63) % 2**64 - 2**63
             kept = node._saved_target != ignored
-        elif kind in ("Mul", "Dot") and None in below:
-            found = (getattr(node, f"_saved_{name}", None) for name in ("other", "tensor", "self"))
-            kept = next((one for one in found if isinstance(one, torch.Tensor)), None)
-        elif kind in ("MaskedFill", "MaskedSelect"):
-            kept = ~node._saved_mask if kind == "MaskedFill" else node._saved_mask
-        elif kind == "Where" and None in below:
-            kept = node._saved_condition if below[0] is not None else ~node._saved_condition
-        elif kind not in ("Sum", "Nansum", *SAME_VALUES):
+        elif (kept := _mask(node)) is None and kind not in ("Sum", "Nansum", *SAME_VALUES):
             return False
         if 0 in sizes or (kept is not None and not bool(kept.any())):
             return no_count or (kept is not None and kept.shape[:1] > (1,))

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from ._rng import restored
 
 _OWN = ("_parameters", "_buffers", "_modules")
+_CONTAINERS = (list, dict, set, OrderedDict)  # the last holds hooks, which a model may register when it is run first
 
 
 @contextlib.contextmanager
@@ -48,7 +50,7 @@ def undisturbed(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
 def _changeable(module: torch.nn.Module) -> list[Any]:
     values = [*module._buffers.values(), *(v for name, v in vars(module).items() if name not in _OWN)]
     kinds = (torch.Tensor, torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
-    return [v for v in values if isinstance(v, kinds) or type(v) in (list, dict, set)]
+    return [v for v in values if isinstance(v, kinds) or type(v) in _CONTAINERS]
 
 
 def _copy(value: Any) -> Any:

@@ -129,7 +129,8 @@ class LossCheck:
             self._follow(verdict)
         if self._cuts and any(composition.mesh.whole.from_all(any(map(_keeps_state, modules)))):
             with undisturbed(modules), self._exactly():
-                self._look_at_state(modules, few, steady=steady)
+                state = self._look_at_state(modules, few, steady=steady)
+            composition.passes.state = ForwardState(*state)  # its hooks are there to stay
         before, after = self._seen or {}, self._parameters()
         mine = [name for name, one in before.items() if one[0] is after[name][0] and one != after[name]]
         if changed := sorted({name for names in composition.mesh.whole.from_all(mine) for name in names}):
@@ -178,8 +179,8 @@ class LossCheck:
         """Open a block in full precision, but for pipelines, whose messages must be alike."""
         return exactly() if self._composition.passes.pipeline is None else nullcontext()
 
-    def _look_at_state(self, modules: Sequence[torch.nn.Module], few: BatchPart, *, steady: bool) -> None:
-        """Find what passes leave in buffers; have it kept right where it can be, and told where not.
+    def _look_at_state(self, modules: Sequence[torch.nn.Module], few: BatchPart, *, steady: bool) -> Any:
+        """Find what passes leave in buffers; tell of what cannot be kept right; return what `ForwardState` takes.
 
         Args:
             modules: That this rank computes.
@@ -222,7 +223,7 @@ class LossCheck:
         if others or max(offs) > 1e-4:
             lines = tell(found, max(offs), max(offs) > 1e-4, self._cuts, speak=mesh["data"].rank == 0)
             composition.notes += lines
-        composition.passes.state = ForwardState(looked_at, mesh["data"], found)
+        return looked_at, mesh["data"], found
 
     def _compared(self, modules: Sequence[torch.nn.Module], few: BatchPart) -> tuple[_Verdict | str | None, bool]:
         """Return what explains the loss, or the error that the samples raise, and whether no random numbers matter."""
@@ -365,11 +366,11 @@ class _Judge:
         values = [one.value for one in (whole, *sum(parts, []))]
         if not all(map(math.isfinite, values)):
             return None
-        if whole.terms and not any(whole.terms):
+        if whole.terms and (not any(whole.terms) or whole.guard is not False):
             return _Verdict(empty=True)
         form = self._form
         samples = [[b - a for a, b in itertools.pairwise(one)] for one in cuts]
-        stated = [[one.count for one in some] for some in parts]
+        stated = [[0.0 if one.guard else one.count for one in some] for some in parts]
         if whole.paired:
             return self._stated(whole, parts, stated, whole.count, "the pair (sum, count)")
         if form.kind == "sum":
@@ -379,7 +380,7 @@ class _Judge:
             return self._stated(whole, parts, stated, whole.count, "the mean that loss_weight promises")
         everything = [whole, *sum(parts, [])]
         if whole.terms and all(_like(one, whole) for one in everything):
-            counts = [[one.terms[0] for one in some] for some in parts]
+            counts = [[0.0 if one.guard else one.terms[0] for one in some] for some in parts]
             if self._explains(whole, parts, counts, whole.terms[0]):
                 first_term = max(whole.terms[0], 1e-30)
                 ratios = tuple(one / first_term for one in whole.terms)
@@ -409,7 +410,8 @@ class _Judge:
         if self._form.kind == "sum":
             return whole.value, sum(one.value for one in parts)
         pairs = zip(parts, counts, strict=True)
-        return whole.value, sum(one.value * n for one, n in pairs if n) / (sum(counts) or 1.0)
+        losses = [one.value * (n or 1.0) for one, n in pairs if n or one.guard]
+        return whole.value, sum(losses) / (sum(counts) or 1.0)
 
     def _explains(
         self, whole: MeasuredLoss, parts: list[list[MeasuredLoss]], counts: Sequence[Sequence[float]], total: float

@@ -8,7 +8,7 @@ import torch
 
 from hocket import comm
 
-from ..batches import BatchShard, divisors, is_one_by_one
+from ..batches import GUARDED, BatchShard, divisors, guarded, is_one_by_one
 from ..batches import batch as _batch
 from ..mesh import World
 from ._apart import Apart
@@ -82,6 +82,7 @@ class LossWeights:
         self._parts = BatchParts()
         self._looked_at = 0
         self._told_scales = False
+        self._counts = False  # whether the loss has divided by something else than samples
         self._one_by_one = False  # whether the loop adds up the losses of single samples
 
     @property
@@ -108,7 +109,7 @@ class LossWeights:
         scales = scale_of_means(loss, made, samples) if self.looks_at_parts and single else ()
         wrong = self._parts.add(note, part, scales[0] if scales else 0.0, samples)
         self._looked_at += not 0 < part < 1
-        return self._weight_by(terms, samples, scales, wrong)
+        return self._weight_by(terms, samples, scales, wrong, 1.0 in terms and guarded(loss, samples))
 
     def check_first(
         self,
@@ -198,7 +199,12 @@ class LossWeights:
             )
 
     def _weight_by(
-        self, terms: Sequence[float], samples: int, scales: Sequence[float] = (), wrong: bool = False
+        self,
+        terms: Sequence[float],
+        samples: int,
+        scales: Sequence[float] = (),
+        wrong: bool = False,
+        guard: bool | None = False,
     ) -> float | None:
         """Return the weight of this rank's loss whose terms divide by these numbers; None where they do not tell.
 
@@ -207,43 +213,52 @@ class LossWeights:
             samples: How many this rank has.
             scales: By what constants means are multiplied.
             wrong: Whether this rank goes through its batch in parts that add up to another multiple than one device's.
+            guard: Whether 1 stands for nothing, unless the loss divides by samples; None if that is not known.
 
         Raises:
             RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
         """
         scale = sum(one * (1 + i / 7) for i, one in enumerate(scales))
-        counts = torch.zeros(_TERMS, dtype=torch.float64)
         # Where nothing counts, the loss may be of another form: that of others holds.
         votes = float(samples > 0 and any(terms))
-        if votes:
-            for i, one in enumerate(terms):  # those of more are in proportion if they are in these sums, but for chance
-                counts[i % _TERMS] += one * (1 + i // _TERMS / 7)
+        counts = _folded(terms if votes else ())
         size = len(terms) * votes
         # Whether these are not one for each sample, or their mean.
         single = float(votes > 0 and len(terms) % samples > 0 and (len(terms) > 1 or terms[0] % samples > 0))
         known = [size, size * size, float(not samples or len(terms) > 0), votes, single]
         said = torch.tensor([scale, scale * scale, float(scale != 0), float(wrong)], dtype=torch.float64)
-        by_terms = [counts, counts.square(), counts * counts[0], torch.tensor(known, dtype=torch.float64)]
-        mine = torch.cat([*by_terms, said, self._marks.numbers()])
-        sums = mine.to(self._world.device)
+        mine = torch.cat([counts, counts.square(), counts * counts[0], torch.tensor(known, dtype=torch.float64)])
+        guards = [float(guard is True), float(guard is None), float(any(terms) and samples not in terms)]
+        said = torch.tensor([*guards, scale, scale * scale, float(scale != 0), float(wrong)], dtype=torch.float64)
+        apart = mine * bool(guard)  # counts that may be none
+        sums = torch.cat([mine - apart, apart, said, self._marks.numbers()]).to(self._world.device)
         with comm.label("loss weights"):
             self._world.all_reduce(sums)
         sums = sums.cpu()
         self._marks.check(sums[-ReplicaMarks.SIZE :], self._world)
         sums = sums[: -ReplicaMarks.SIZE]
         self._check_scales(sums[-4:].tolist(), scales)
-        sums = sums[:-4]
+        guarding, unsure, off = sums[-7:-4].tolist()
+        sums, apart = sums[:-7].view(2, -1)
+        world, all_known = self._world.size, float((sums + apart)[-3])
+        self._counts |= off > 0 and all_known == world
+        if self._counts and unsure and all_known == world:
+            raise RuntimeError(GUARDED)
+        if not self._counts:
+            sums, guarding = sums + apart, 0.0
         totals, squares, products = sums[:-5].view(3, _TERMS)
-        number, number_squared, all_known, voters, singles = sums[-5:].tolist()
-        world, alike = self._world.size, number**2 == voters * number_squared
+        number, number_squared, _, voters, singles = sums[-5:].tolist()
+        alike = number**2 == voters * number_squared
         if all_known == world and not alike and singles:
             raise RuntimeError(
                 "the losses of ranks have different numbers of terms, as where a rank leaves out what it has no "
                 'samples of: no one weight is right. Say loss_reduction="sum", and divide each sum by '
                 "hocket.total(count)"
             )
-        if all_known < world or not alike or not totals[0]:
+        if all_known < world or not alike or not (totals[0] or guarding):
             return None
+        if guarding and voters and not torch.allclose(totals, totals[0] * _folded([1.0] * int(number / voters))):
+            raise RuntimeError(GUARDED)
         # The counts of two terms are in proportion on all ranks if and only if Cauchy and Schwarz's bound is reached.
         if not torch.allclose(products.square(), squares * squares[0], rtol=1e-4):
             raise RuntimeError(
@@ -251,7 +266,9 @@ class LossWeights:
                 f"ranks (together {', '.join(f'{one:g}' for one in totals[: len(terms)])}): no one weight is right. "
                 'Say loss_reduction="sum", and divide each sum by hocket.total(count)'
             )
-        weight = float(counts[0] / totals[0]) * world
+        # What ranks of which nothing counts have divided by 1 is divided by what counts on others, if anything does.
+        divided = 1.0 if guarding and guard else float(counts[0])
+        weight = divided / (float(totals[0]) or 1.0) * world
         return 1.0 if abs(weight - 1.0) < 1e-12 else weight
 
     def _check_scales(self, sums: list[float], scales: Sequence[float]) -> None:
@@ -271,3 +288,11 @@ class LossWeights:
                 "hocket.average of it; if on how many of them count, pass loss_weight; if it is random, seed it alike",
                 stacklevel=5,
             )
+
+
+def _folded(terms: Sequence[float]) -> torch.Tensor:
+    """Return numbers of terms as _TERMS of them: more are in proportion if they are in these sums, but for chance."""
+    folded = torch.zeros(_TERMS, dtype=torch.float64)
+    for i, one in enumerate(terms):
+        folded[i % _TERMS] += one * (1 + i // _TERMS / 7)
+    return folded
