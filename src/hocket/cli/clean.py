@@ -20,14 +20,18 @@ def clean(
     from hocket.launch import leftovers, remove_leftover
 
     found = leftovers()
+    stays = False
     for leftover in found:
-        if not dry_run:
-            remove_leftover(leftover)
+        done = "would remove" if dry_run else "removed"
+        if not dry_run and not remove_leftover(leftover):
+            stays, done = True, "could not remove"
         if not as_json:
             parts = [f"{len(leftover.processes)} processes"] if leftover.processes else []
             parts += [f"{leftover.directory} ({leftover.nbytes / 1024:.0f} KiB)"] if leftover.directory else []
-            typer.echo(f"{'would remove' if dry_run else 'removed'} {' and '.join(parts)} of job {leftover.job}")
+            typer.echo(f"{done} {' and '.join(parts)} of job {leftover.job}")
     if as_json:
         print_json({"dry_run": dry_run, "leftovers": [asdict(leftover) for leftover in found]})
     elif not found:
         typer.echo("nothing to clean")
+    if stays:
+        raise typer.Exit(1)

@@ -56,12 +56,13 @@ def sweep_abandoned() -> list[str]:
         abandoned = {job: directory for job, directory in abandoned.items() if job not in tended}
     for job, directory in abandoned.items():
         _sweep.sweep(job, directory, (), GRACE_S)
-    return list(abandoned)
+    return [job for job, directory in abandoned.items() if not os.path.lexists(directory)]
 
 
-def remove_leftover(leftover: Leftover) -> None:
-    """End the processes and delete the directory."""
+def remove_leftover(leftover: Leftover) -> bool:
+    """End the processes and delete the directory; return whether it is gone."""
     _sweep.sweep(leftover.job, leftover.directory or "", leftover.processes, GRACE_S)
+    return leftover.directory is None or not os.path.lexists(leftover.directory)
 
 
 def _nbytes(directory: str | None) -> int:
