@@ -124,22 +124,27 @@ def wait_for(store: Any, keys: list[str], timeout: timedelta) -> None:
     store.wait(keys, timeout)
 
 
+def begun(work: Callable[[], _T]) -> Future[_T]:
+    """Begin some work in a thread of its own, which no exit waits for; torch may wait in it without end."""
+    made: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(work())
+        except BaseException as error:
+            made.set_exception(error)
+
+    _thread.start_new_thread(run, ())  # Thread.start() waits for ever for one that finds no memory
+    return made
+
+
 def ask(question: Callable[[], _T], timeout_s: float) -> _T:
     """Return what `question`, which speaks with a store, returns; torch waits without end for one that is stopped.
 
     Raises:
         TimeoutError: The store does not answer; the thread that has asked it is left behind.
     """
-    answer: Future[_T] = Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(question())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    _thread.start_new_thread(run, ())  # Thread.start() waits for ever for one that finds no memory
-    return answer.result(timeout_s)
+    return begun(question).result(timeout_s)
 
 
 def queue_callback(callback: Callable[[], None]) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from datetime import timedelta
 from unittest import mock
 
 import pytest
@@ -14,7 +15,7 @@ from torch.distributed import ReduceOp
 
 from hocket import comm
 from hocket.comm import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
-from hocket.comm.group import _group
+from hocket.comm.group import _group, _hosts
 from hocket.comm.scheduled import FlatFrames, TwoLevelFrames
 from hocket.profile import Recorder
 from hocket.schedule import ScheduleError
@@ -426,3 +427,12 @@ def test_who_waits_for_a_rank_that_waits_for_it_elsewhere_hears_of_that():
     (first, said), (second, _) = run([0, 1], _one_makes_a_group_alone, env={"HOCKET_TIMEOUT": "3"})
     assert (first, second) == ((1,), (0,))
     assert "rank 1" in said
+
+
+def test_a_store_of_the_programs_own_that_cannot_be_cloned_hinders_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made_late() -> int:
+        time.sleep(0.6)
+        return 7
+
+    monkeypatch.setattr(_hosts, "_PATIENCE", timedelta(0))
+    assert _hosts.while_all_live(made_late, object(), "own", 0, [0], {}) == 7

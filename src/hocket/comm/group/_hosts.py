@@ -1,12 +1,10 @@
 """Chooses the transport of a group: one host, several hosts with several ranks each, or an engine for all."""
 
-import contextlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
@@ -224,8 +222,12 @@ def while_all_live(
     beside: Any = None  # a store of one connection answers one thread at a time
 
     def look() -> None:
-        with contextlib.suppress(TimeoutError):
+        try:
             c10d.ask(look_there, _ANSWER_S)
+        except PeerDiedError:
+            raise
+        except Exception as trouble:  # the store is gone or stands still, or is a program's own, which has no clone
+            log.debug("group %s: the store does not tell who has died: %s", name, trouble)
 
     def look_there() -> None:
         nonlocal beside
@@ -240,14 +242,6 @@ def while_all_live(
                 (global_ranks[r],),
             )
 
-    made: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            made.set_result(make())
-        except BaseException as error:
-            made.set_exception(error)
-
     try:
         for r, process in processes.items():
             if r != rank:
@@ -257,7 +251,7 @@ def while_all_live(
                     lost.add(r)
                 except OSError as error:
                     log.debug("group %s: rank %d cannot be watched: %s", name, r, error)
-        threading.Thread(target=run, name=f"hocket-make-{name}", daemon=True).start()
+        made = c10d.begun(make)
         end_s = time.monotonic() + _PATIENCE.total_seconds()
         while not wait([made], _LOOK_S).done:
             if time.monotonic() > end_s:

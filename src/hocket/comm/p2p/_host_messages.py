@@ -11,7 +11,7 @@ import threading
 import time
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from datetime import timedelta
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 
+from .. import torch_adapter as c10d
 from ..shm import DTYPE_NUMBERS, DTYPES
 from ..transport import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError, flatten, write_back
 from ..transport import observers as _observe
@@ -216,16 +217,7 @@ class HostMessage(Work):
 
     def _wait_for_any(self, deadline_s: float, timeout_s: float) -> None:
         """Wait for a message of any rank, as long as there is one: the engine does not say that all have gone."""
-        came = Future[None]()
-
-        def run() -> None:
-            try:
-                self._wait(self._first, deadline_s, timeout_s)
-                came.set_result(None)
-            except CommError as error:
-                came.set_exception(error)
-
-        threading.Thread(target=run, daemon=True).start()
+        came = c10d.begun(lambda: self._wait(self._first, deadline_s, timeout_s))
         others = len(self._owner.numbers) - 1
         while not wait([came], _LOOK_S).done:
             beside = self._owner.engine.beside
