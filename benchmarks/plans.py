@@ -15,8 +15,9 @@ the predictions: of those made before, which hold for the machine as it was duri
 much longer bare computation took in the turns than around the calibration ("drift"), which hold for the machine "in
 phase"; and of those whose constants are fitted again on the reference plans as measured in the turns, which hold for
 the machine as it was when all others were measured ("blind": without the references themselves). "Itself" is how far
-the first half of a plan's own turns is from the second. On a machine where nothing else runs. Of parts of a batch, 1
-and 4 (of a pipeline with p ranks p and 4 p) stand for all.
+the first half of a plan's own turns is from the second; "apart", how far its steps in the calibration are from those in
+the turns: the same plan measured twice, as far apart as a prediction is from what it foretells. On a machine where
+nothing else runs. Of parts of a batch, 1 and 4 (of a pipeline with p ranks p and 4 p) stand for all.
 """
 
 from __future__ import annotations
@@ -246,6 +247,7 @@ def judged(document: dict[str, Any]) -> dict[str, Any]:
         "again": again,
         "blind": [error for error, reference in zip(again, references, strict=True) if not reference],
         "itself": [usual(halves[0]) / usual(halves[1]) - 1 for row in rows if (halves := halved(row["steps_s"]))],
+        "apart": apart(document, plans, rows),
         "beyond": [one for one in zip(plans, rows, again, strict=True) if abs(one[2]) > FAR],
         "drift": document["drift"],
     }
@@ -255,6 +257,12 @@ def halved(steps: list[float]) -> tuple[list[float], list[float]] | None:
     """Steps of the first turns and of the last ones: what a measurement says of itself some minutes later."""
     half = len(steps) // 2
     return (steps[:half], steps[half:]) if half else None
+
+
+def apart(document: dict[str, Any], plans: list[Plan], rows: list[dict[str, Any]]) -> list[float]:
+    """What the calibration measured of plans that it ran, against what the turns did."""
+    ran = {Plan.from_json(run["plan"]).resolve(document["world"]): run["step_s"] for run in document["runs"]}
+    return [ran[plan] / row["measured_s"] - 1 for plan, row in zip(plans, rows, strict=True) if plan in ran]
 
 
 def fitted_again(document: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[list[float], list[bool]]:
@@ -337,7 +345,7 @@ def show(documents: list[dict[str, Any]]) -> None:
     for world in (None, *sorted({one["world"] for one in found})):
         held = [one for each in found if world in (None, each["world"]) for one in each["inside"]]
         print(f"{world or 'all'} ranks: {sum(held)} of {len(held)} inside the interval that is to hold 80%")
-        for name in ("before", "in phase", "again", "blind", "itself"):
+        for name in ("before", "in phase", "again", "blind", "itself", "apart"):
             errors = [error for one in found if world in (None, one["world"]) for error in one[name]]
             within = sum(abs(error) <= FAR for error in errors)
             median, worst = median_and_worst(errors)
