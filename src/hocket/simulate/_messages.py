@@ -28,13 +28,10 @@ class MessagesUnderWay:
 
     Messages between the same two ranks follow each other. Those that share a link each get an even part of it, and
     what others leave that are held back elsewhere.
-
-    Attributes:
-        next_s: When something happens next; infinite if nothing is on its way.
     """
 
     def __init__(self) -> None:
-        self.next_s = math.inf
+        self.next_s = math.inf  # when something happens next; infinite if nothing is on its way
         self._coming: list[tuple[float, int, int]] = []  # time, number and stamp of a message that is ready, or there
         self._messages: dict[int, _Message] = {}
         self._on: dict[Hashable, list[int]] = {}  # messages on every link

@@ -161,19 +161,12 @@ def _name(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """What goes through the model at once: a rank's shard of a batch, or one of its gradient accumulation steps.
+    """What goes through the model at once: a rank's shard of a batch, or one of its gradient accumulation steps."""
 
-    Attributes:
-        inputs: Inputs of the model: a tuple in order, or a dict by keyword.
-        target: Of the loss: the batch's last entry, all of a batch of keywords, or None where the model has the loss.
-        samples: How many samples count: none where one was given so that the rank keeps step with others.
-        total: Samples of the global batch.
-    """
-
-    inputs: tuple[Any, ...] | dict[str, Any]
-    target: Any
-    samples: int
-    total: int
+    inputs: tuple[Any, ...] | dict[str, Any]  # inputs of the model: a tuple in order, or a dict by keyword
+    target: Any  # of the loss: the batch's last entry, all of a batch of keywords, or None where the model has the loss
+    samples: int  # how many samples count: none where one was given so that the rank keeps step with others
+    total: int  # samples of the global batch
 
 
 class Keywords:

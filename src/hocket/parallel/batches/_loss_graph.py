@@ -38,19 +38,12 @@ _MOST = 4096
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A term of a loss.
+    """A term of a loss."""
 
-    Attributes:
-        node: The operator that gives it, below constant factors; None where there are too many to tell.
-        factor: By what it is multiplied, of which the sign is left out.
-        divisor: What it is divided by; None for nothing.
-        again: Whether it is a quotient that is divided once more, as by the number of samples.
-    """
-
-    node: Any
-    factor: float
-    divisor: torch.Tensor | None
-    again: bool = False
+    node: Any  # the operator that gives it, below constant factors; None where there are too many to tell
+    factor: float  # by what it is multiplied, of which the sign is left out
+    divisor: torch.Tensor | None  # what it is divided by; None for nothing
+    again: bool = False  # whether it is a quotient that is divided once more, as by the number of samples
 
 
 def divisors(loss: torch.Tensor, samples: int | None = None) -> tuple[float, ...]:

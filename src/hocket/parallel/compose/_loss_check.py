@@ -46,25 +46,15 @@ Other types have 2e-2, a few roundings of bfloat16.
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What rank 0 has found; the same is done on every rank.
+    """What rank 0 has found; the same is done on every rank."""
 
-    Attributes:
-        kind: Of the form of the loss; "" to leave it as it is.
-        rate: Counts per sample.
-        ratios: See LossForm.
-        counter: That explains the loss.
-        problem: Why the plan does not give the loss of one process; "" if it does.
-        inside: Whether the model computes the loss; None if that is not known.
-        empty: Whether nothing of these samples counts in the loss, so that others must tell.
-    """
-
-    kind: str = ""
-    rate: float = 1.0
-    ratios: tuple[float, ...] = (1.0,)
-    counter: AgreedCount | None = None
-    problem: str = ""
-    inside: bool | None = None
-    empty: bool = False
+    kind: str = ""  # of the form of the loss; "" to leave it as it is
+    rate: float = 1.0  # counts per sample
+    ratios: tuple[float, ...] = (1.0,)  # see LossForm
+    counter: AgreedCount | None = None  # that explains the loss
+    problem: str = ""  # why the plan does not give the loss of one process; "" if it does
+    inside: bool | None = None  # whether the model computes the loss; None if that is not known
+    empty: bool = False  # whether nothing of these samples counts in the loss, so that others must tell
 
 
 class LossCheck:

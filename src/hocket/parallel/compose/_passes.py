@@ -19,19 +19,12 @@ LossFn = Callable[[Any, Any], Any]
 
 
 class Passes(Protocol):
-    """What computes losses and gradients.
+    """What computes losses and gradients."""
 
-    Attributes:
-        answers: whether this rank is the one of its tensor-parallel and pipeline neighbours that knows metrics.
-        pipeline: runs this rank's stages; None where it computes the model from its input to its output.
-        state: keeps buffers right that forward passes change; None if there is none.
-        loss_fn: of output and target.
-    """
-
-    loss_fn: LossFn
-    answers: bool
-    pipeline: Pipeline | None
-    state: ForwardState | None
+    loss_fn: LossFn  # of output and target
+    answers: bool  # whether this rank is the one of its tensor-parallel and pipeline neighbours that knows metrics
+    pipeline: Pipeline | None  # runs this rank's stages; None where it computes the model from its input to its output
+    state: ForwardState | None  # keeps buffers right that forward passes change; None if there is none
 
     def train(self, parts: Sequence[BatchPart]) -> Callable[[], torch.Tensor]:
         """Add up the gradients of the batch and have them averaged; return what waits for the global loss."""

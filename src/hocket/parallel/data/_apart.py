@@ -23,19 +23,13 @@ _LOW = 5e-2
 
 @dataclass
 class Apart:
-    """What a batch gives that its parts do not.
+    """What a batch gives that its parts do not."""
 
-    Attributes:
-        wrong: Places among the tensors of the output that differ, each with a sentence that says how.
-        state: Buffers that a pass changes.
-        batch_second: Whether a layer of the model takes the batch as the second dimension.
-        changing: Parameters that each pass changes.
-    """
-
+    # places among the tensors of the output that differ, each with a sentence that says how
     wrong: dict[int, str] = field(default_factory=dict)
-    state: list[ChangedBuffer] = field(default_factory=list)
-    batch_second: bool = False
-    changing: list[str] = field(default_factory=list)
+    state: list[ChangedBuffer] = field(default_factory=list)  # buffers that a pass changes
+    batch_second: bool = False  # whether a layer of the model takes the batch as the second dimension
+    changing: list[str] = field(default_factory=list)  # parameters that each pass changes
 
     def relevant(self, outputs: Sequence[torch.Tensor], loss: torch.Tensor) -> str:
         """Return how an output differs from which the loss was computed, or which has no gradient that would tell."""

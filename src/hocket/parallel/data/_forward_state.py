@@ -21,22 +21,15 @@ _CLOSE = 1e-4
 
 @dataclass
 class ChangedBuffer:
-    """A buffer, or an attribute that is a tensor, that a forward pass changes.
+    """A buffer, or an attribute that is a tensor, that a forward pass changes."""
 
-    Attributes:
-        owner: The module that holds it, perhaps as another tensor after each pass.
-        local: The module's name for it.
-        name: The model's name for it.
-        kind: "same" if what a pass leaves does not depend on the samples (a power iteration, a counter), "mean" if it
-            is a mean over samples (a moving average of activations), "other" if it is neither.
-        off: How far it is from that of one device if nothing is done, relative.
-    """
-
-    owner: torch.nn.Module
-    local: str
-    name: str
+    owner: torch.nn.Module  # the module that holds it, perhaps as another tensor after each pass
+    local: str  # the module's name for it
+    name: str  # the model's name for it
+    # "same" if what a pass leaves does not depend on the samples (a power iteration, a counter), "mean" if it is a mean
+    # over samples (a moving average of activations), "other" if it is neither
     kind: str
-    off: float
+    off: float  # how far it is from that of one device if nothing is done, relative
 
     @property
     def buffer(self) -> torch.Tensor:

@@ -47,16 +47,13 @@ class DeferredHook:
         call: The program's hook.
         waits: A weak reference to what tells, when the gradient arrives, whether it must wait.
         aside: What puts the gradient of earlier passes aside then.
-
-    Attributes:
-        linear: Whether it was seen to be linear; None until it was looked at.
     """
 
     def __init__(
         self, call: Callable[[Any], Any], waits: Callable[[], Callable[[], bool] | None], aside: Callable[[], None]
     ) -> None:
         self.call, self._waits, self._aside = call, waits, aside
-        self.linear: bool | None = None
+        self.linear: bool | None = None  # whether it was seen to be linear; None until it was looked at
 
     def __call__(self, argument: Any) -> Any:
         waits = self._waits()

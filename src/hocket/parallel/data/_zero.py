@@ -30,10 +30,6 @@ class ReduceScatter(BucketReduction):
         world: The ranks.
         compression: Compression of the gradients; see `hocket.planner.Plan`.
         keep: Whether buckets keep their memory until the next step, instead of while they are filled and reduced.
-
-    Attributes:
-        shards: Gradients of this rank's part of each bucket.
-        used: Of each parameter whether a rank has used it since `forget`.
     """
 
     rebuilds = False
@@ -42,7 +38,8 @@ class ReduceScatter(BucketReduction):
     def __init__(self, count: int, world: World, compression: str, *, keep: bool) -> None:
         super().__init__(count, world, compression)
         self.attaches = keep
-        self.shards: list[torch.Tensor] = []
+        self.shards: list[torch.Tensor] = []  # gradients of this rank's part of each bucket
+        # of each parameter whether a rank has used it since `forget`
         self.used = torch.zeros(count, dtype=torch.float32)
         self._fresh: list[bool] = []
         self._flying: deque[Bucket] = deque()

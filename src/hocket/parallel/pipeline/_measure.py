@@ -21,19 +21,12 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Times:
-    """Of the steps of a traced model.
+    """Of the steps of a traced model."""
 
-    Attributes:
-        names: of the steps.
-        modules: path of the module that each step is in or is.
-        forward_s: seconds of each.
-        backward_s: likewise.
-    """
-
-    names: tuple[str, ...]
-    modules: tuple[str, ...]
-    forward_s: tuple[float, ...]
-    backward_s: tuple[float, ...]
+    names: tuple[str, ...]  # of the steps
+    modules: tuple[str, ...]  # path of the module that each step is in or is
+    forward_s: tuple[float, ...]  # seconds of each
+    backward_s: tuple[float, ...]  # likewise
 
     @property
     def total_s(self) -> tuple[float, ...]:

@@ -16,21 +16,13 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Micro:
-    """One micro-batch.
+    """One micro-batch."""
 
-    Attributes:
-        inputs: the model's positional inputs, or a dict of keywords.
-        target: for the loss; None in an evaluation without one.
-        samples: how many it has.
-        share: its part of the batch's samples.
-        key: equal for micro-batches of equal shapes.
-    """
-
-    inputs: Any
-    target: Any
-    samples: int
-    share: float
-    key: bytes
+    inputs: Any  # the model's positional inputs, or a dict of keywords
+    target: Any  # for the loss; None in an evaluation without one
+    samples: int  # how many it has
+    share: float  # its part of the batch's samples
+    key: bytes  # equal for micro-batches of equal shapes
 
 
 def samples_of(inputs: Any, target: Any) -> int:

@@ -35,16 +35,13 @@ class SameAnswer:
         how: gives the answer from a batch's values.
         answer: the sample's.
         what: for people.
-
-    Attributes:
-        allowed: answers by which the code gives the same results.
     """
 
     __name__ = "check"
 
     def __init__(self, how: Callable[..., Any], answer: Any, what: str) -> None:
         self.how, self.what = how, what
-        self.allowed = [answer]
+        self.allowed = [answer]  # answers by which the code gives the same results
 
     def __call__(self, *values: Any) -> None:
         """Check a batch.

@@ -25,15 +25,10 @@ from ._trace import Traced
 
 @dataclass(frozen=True)
 class StageCut:
-    """What crosses between two steps.
+    """What crosses between two steps."""
 
-    Attributes:
-        values: names of the steps whose values are needed behind it, in order of their making.
-        nbytes: of their tensors, for the sample.
-    """
-
-    values: tuple[str, ...]
-    nbytes: int
+    values: tuple[str, ...]  # names of the steps whose values are needed behind it, in order of their making
+    nbytes: int  # of their tensors, for the sample
 
 
 def cuts(traced: Traced) -> list[StageCut]:

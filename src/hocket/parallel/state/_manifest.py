@@ -63,13 +63,9 @@ def alike(world: World) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The files of a checkpoint.
+    """The files of a checkpoint."""
 
-    Attributes:
-        files: Of each file its length in bytes and its CRC-32.
-    """
-
-    files: Mapping[str, tuple[int, int]]
+    files: Mapping[str, tuple[int, int]]  # of each file its length in bytes and its CRC-32
 
     @property
     def checksum(self) -> int:

@@ -18,19 +18,12 @@ ELEMENTWISE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A tensor that this rank's optimizer updates: a parameter, or this rank's part of one.
+    """A tensor that this rank's optimizer updates: a parameter, or this rank's part of one."""
 
-    Attributes:
-        leaf: The tensor that stands in the optimizer's groups.
-        parameter: The user's parameter that `leaf` is, or is a shard of.
-        where: Where `leaf` lies in the model's parameter; a range of its elements where it is flat.
-        replicas: How many data-parallel ranks hold the same tensor.
-    """
-
-    leaf: torch.nn.Parameter
-    parameter: torch.nn.Parameter
-    where: ShardBox | FlatRange
-    replicas: int
+    leaf: torch.nn.Parameter  # the tensor that stands in the optimizer's groups
+    parameter: torch.nn.Parameter  # the user's parameter that `leaf` is, or is a shard of
+    where: ShardBox | FlatRange  # where `leaf` lies in the model's parameter; a range of its elements where it is flat
+    replicas: int  # how many data-parallel ranks hold the same tensor
 
     @property
     def name(self) -> str:

@@ -23,24 +23,17 @@ EXTRA_STATE = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX
 
 @dataclass(frozen=True, slots=True)
 class ModelOutline:
-    """What a model's state dict had, and its optimizer's groups, before a plan divided them.
+    """What a model's state dict had, and its optimizer's groups, before a plan divided them."""
 
-    Attributes:
-        tensors: Of each parameter and persistent buffer the shape and type; tied ones once, by their first name. Also
-            those that the model leaves out of its state dict.
-        keys: Of each key of the state dict the name in `tensors`; tied ones are several with one name.
-        computed: All other keys: of what modules keep besides tensors (`get_extra_state`), or a hook makes.
-        order: All keys, as the model has them.
-        groups: Of each parameter group of the optimizer the names in `tensors`, sorted.
-        metadata: Versions of modules, as torch keeps them in a state dict.
-    """
-
+    # of each parameter and persistent buffer the shape and type; tied ones once, by their first name. Also those that
+    # the model leaves out of its state dict.
     tensors: dict[str, tuple[Shape, torch.dtype]]
-    keys: dict[str, str]
+    keys: dict[str, str]  # of each key of the state dict the name in `tensors`; tied ones are several with one name
+    # all other keys: of what modules keep besides tensors (`get_extra_state`), or a hook makes
     computed: tuple[str, ...]
-    order: tuple[str, ...]
-    groups: tuple[tuple[str, ...], ...]
-    metadata: Any
+    order: tuple[str, ...]  # all keys, as the model has them
+    groups: tuple[tuple[str, ...], ...]  # of each parameter group of the optimizer the names in `tensors`, sorted
+    metadata: Any  # versions of modules, as torch keeps them in a state dict
 
     @classmethod
     def of(cls, model: torch.nn.Module, optimizer: Any) -> ModelOutline:

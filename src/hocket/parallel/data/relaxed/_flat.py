@@ -10,12 +10,7 @@ _ALIGNMENT = 64
 
 
 class FlatParameters:
-    """Moves the data of parameters into one flat tensor for each element type; the parameters keep their identity.
-
-    Attributes:
-        nbytes: Bytes of all of them together, each type's part at a multiple of 64.
-        flats: Flat tensors that the parameters lie in, by element type.
-    """
+    """Moves the data of parameters into one flat tensor for each element type; the parameters keep their identity."""
 
     def __init__(
         self,
@@ -32,12 +27,13 @@ class FlatParameters:
             kinds.setdefault(parameter.dtype, []).append(parameter)
         self._kinds = kinds
         self._sizes = [(dtype, sum(p.numel() for p in members)) for dtype, members in kinds.items()]
+        # bytes of all of them together, each type's part at a multiple of 64
         self.nbytes = sum(_padded_nbytes(dtype, count) for dtype, count in self._sizes)
         self.device = self._parameters[0].device if self._parameters else torch.device("cpu")
         buffer = (
             torch.empty(self.nbytes, dtype=torch.uint8, device=self.device) if memory is None else memory(self.nbytes)
         )
-        self.flats = self.views(buffer)
+        self.flats = self.views(buffer)  # flat tensors that the parameters lie in, by element type
         for flat, members in zip(self.flats, kinds.values(), strict=True):
             for parameter, place in zip(members, views_like(flat, members), strict=True):
                 if fill:

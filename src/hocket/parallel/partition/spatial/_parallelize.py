@@ -22,17 +22,11 @@ _DIVIDED_DIM = 2  # the first spatial one: height of images, depth of volumes
 
 
 class SpatialDecision(NamedTuple):
-    """What became of a layer or of a function.
+    """What became of a layer or of a function."""
 
-    Attributes:
-        name: of the layer, or of the function where it has no parameters.
-        form: "divided", or "gathered" for what every rank does as a whole.
-        reason: why it was gathered.
-    """
-
-    name: str
-    form: str
-    reason: str
+    name: str  # of the layer, or of the function where it has no parameters
+    form: str  # "divided", or "gathered" for what every rank does as a whole
+    reason: str  # why it was gathered
 
 
 class SpatialParallel:

@@ -35,53 +35,35 @@ from ._verify import Verifier
 
 
 class LayerDecision(NamedTuple):
-    """What became of a layer.
+    """What became of a layer."""
 
-    Attributes:
-        name: of the layer.
-        form: "column", "row", "heads", "vocabulary", "channels", ..., or "whole".
-        reason: why.
-    """
-
-    name: str
-    form: str
-    reason: str
+    name: str  # of the layer
+    form: str  # "column", "row", "heads", "vocabulary", "channels", ..., or "whole"
+    reason: str  # why
 
 
 class ParameterCut(NamedTuple):
-    """Where this rank's part of a parameter or buffer lies in the full one.
+    """Where this rank's part of a parameter or buffer lies in the full one."""
 
-    Attributes:
-        shape: of the full tensor.
-        dim: the one that is cut.
-        segments: into which the dim falls; each is shared out equally. One, unless one matrix holds several.
-    """
-
-    shape: tuple[int, ...]
-    dim: int
+    shape: tuple[int, ...]  # of the full tensor
+    dim: int  # the one that is cut
+    # into which the dim falls; each is shared out equally. One, unless one matrix holds several.
     segments: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class TensorParallel:
-    """A model that was made tensor-parallel in place.
+    """A model that was made tensor-parallel in place."""
 
-    Attributes:
-        model: the user's model.
-        world: the ranks that share it.
-        decisions: what became of each layer.
-        refused: (layer, reason) of those that stayed whole although they have parameters that might be cut.
-        share: how much of the model is divided.
-        pieces: how parameters and buffers are cut, by their names in the model; what is not named is whole.
-        collectives: what one training step on the sample is expected to communicate within `world`.
-    """
-
-    model: nn.Module
-    world: World
-    decisions: list[LayerDecision] = field(default_factory=list)
+    model: nn.Module  # the user's model
+    world: World  # the ranks that share it
+    decisions: list[LayerDecision] = field(default_factory=list)  # what became of each layer
+    # (layer, reason) of those that stayed whole although they have parameters that might be cut
     refused: list[tuple[str, str]] = field(default_factory=list)
-    share: DividedShare = field(default=DividedShare(0.0, 0.0, 0.0))
+    share: DividedShare = field(default=DividedShare(0.0, 0.0, 0.0))  # how much of the model is divided
+    # how parameters and buffers are cut, by their names in the model; what is not named is whole
     pieces: dict[str, ParameterCut] = field(default_factory=dict)
+    # what one training step on the sample is expected to communicate within `world`
     collectives: list[CollectiveCount] = field(default_factory=list)
 
     def __str__(self) -> str:

@@ -100,16 +100,13 @@ class CutParameters(dict[str, Any]):
     Args:
         plain: the layer's.
         world: the ranks.
-
-    Attributes:
-        shards: how a layer's own are divided, by their ids.
-        named: how those are divided that functions use as they are, by name, and as what (`Operand.weight`).
     """
 
     def __init__(self, plain: dict[str, Any], world: World) -> None:
         super().__init__(plain)
         self.world = world
-        self.shards: dict[int, Shard] = {}
+        self.shards: dict[int, Shard] = {}  # how a layer's own are divided, by their ids
+        # how those are divided that functions use as they are, by name, and as what (`Operand.weight`)
         self.named: dict[str, tuple[Shard, str]] = {}
 
     def __getitem__(self, name: str) -> Any:
