@@ -143,7 +143,6 @@ def _seconds(model: torch.nn.Module, inputs: Any, loss: LossOfOutput) -> tuple[f
 
 
 def _target(loss_fn: Any, output: torch.Tensor) -> Target | None:
-    """Return what makes a target of an output."""
     shapes: list[Callable[[torch.Tensor], list[int]]] = [lambda out: [*out.shape[:-1]]]
     if output.dim() > 2:
         shapes.append(lambda out: [out.shape[0], *out.shape[2:]])

@@ -161,5 +161,4 @@ def _server(host: str, port: int, secret: bytes, here: bool | None) -> StoreServ
 
 
 def not_met(config: LaunchConfig, error: Exception) -> LaunchError:
-    """Return the error of hosts that did not find each other."""
     return LaunchError(f"the hosts did not meet at {config.rdzv_endpoint!r}: {str(error) or 'not all came in time'}")

@@ -173,7 +173,6 @@ def _address(beyond: str | None = None) -> str:
 
 
 def _interface(address: str) -> str | None:
-    """Return the interface that has an address."""
     if ":" in address:
         asked = ipaddress.ip_address(address.partition("%")[0])
         with contextlib.suppress(OSError), open("/proc/net/if_inet6") as file:

@@ -171,7 +171,6 @@ class LaunchDirectory:
                 os.rename(self.record, free)
 
     def ended(self, **facts: Any) -> None:
-        """Write how it ended."""
         with contextlib.suppress(OSError):  # a full disk; the exit code says how it ended, too
             self._write(ended=_now(), **facts)
         self._log.close()

@@ -148,7 +148,6 @@ def write_flight_records(run: RunRecord, folder: Path) -> None:
 
 
 def _kind_of(entry: dict[str, Any]) -> str:
-    """Return the kind of an entry's operation."""
     return str(entry["profiling_name"]).partition(":")[2]
 
 

@@ -106,7 +106,6 @@ class RankRecord:
         self, ring: int, kind: int, *, text: int = 0, seq: int = 0, nbytes: int = 0, flags: int = 0, group: int = 0,
         times: tuple[float, float, float, float, float],
     ) -> None:  # fmt: skip
-        """Append a row to a ring."""
         number = next(self._counts[ring])  # one step of the interpreter: threads need no lock
         at = lay.ring_at(ring) + (number - 1) % lay.RING_ROWS[ring] * lay.ROW.size
         lay.ROW.pack_into(

@@ -177,7 +177,6 @@ def _broadcast(call: OperatorCall) -> _Broadcast | None:
 
 
 def _answers(result: Any) -> list[Any]:
-    """Return what of a result is no tensor."""
     return [leaf for leaf in leaves(result) if not isinstance(leaf, torch.Tensor)]
 
 

@@ -77,7 +77,6 @@ class Rank:
         return [seconds for seconds, late_s in both.tolist() if late_s <= limit_s]
 
     def report(self, result: dict[str, Any]) -> None:
-        """Rank 0 writes the result; the world ends."""
         if self.rank == 0:
             Path(self.spec["result"]).write_text(json.dumps(result))
         dist.barrier()

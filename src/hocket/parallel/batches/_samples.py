@@ -35,7 +35,6 @@ class SeededDataset(Dataset[Any]):
         object.__setattr__(self, "_seed", None if is_deterministic(dataset) else seed)
 
     def __getitems__(self, keys: Sequence[Key]) -> Sequence[Any]:
-        """Return the samples of `keys`."""
         dataset, seed = self._dataset, self._seed
         many = getattr(dataset, "__getitems__", None)
         if seed is None:

@@ -156,7 +156,6 @@ class _CountedFiles(FileSystem):
         self.written[Path(path).name] = counted.nbytes, counted.crc
 
     def rename(self, path: Any, new_path: Any) -> None:
-        """Rename a file that was written."""
         super().rename(path, new_path)
         self.written[Path(new_path).name] = self.written.pop(Path(path).name)
 

@@ -88,7 +88,6 @@ class CheckpointReader(FileSystemReader):
         return found
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return `metadata`, to DCP."""
         return self.metadata
 
     def tensors(self, prefix: str) -> dict[str, tuple[Shape, torch.dtype]]:
@@ -100,7 +99,6 @@ class CheckpointReader(FileSystemReader):
         }
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a whole tensor."""
         found = self.metadata.state_dict_metadata[name]
         assert isinstance(found, TensorStorageMetadata)
         whole = torch.empty(found.size, dtype=found.properties.dtype)
