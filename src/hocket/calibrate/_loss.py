@@ -64,12 +64,8 @@ def loss_by_made_up_targets(loss_fn: Any, model: torch.nn.Module, inputs: Any) -
 def with_loss(workload: Workload, model: torch.nn.Module, inputs: Any, loss: LossOfOutput, optimizer: str) -> Workload:
     """Return the workload of a model with the memory and the time of a loss, which its last layer has.
 
-    Args:
-        workload: Of the model with these inputs, captured with the sum of its outputs for a loss.
-        model: The user's, on the device that it trains on; it stays as it is.
-        inputs: Of a rank's part of a batch.
-        loss: Of output and inputs.
-        optimizer: See `capture`.
+    `workload` was captured with the sum of its outputs for a loss; the model, on the device that it trains on, stays as
+    it is, and `inputs` are of a rank's part of a batch.
     """
     degrees = sorted({share.degree for layer in workload.layers for share in layer.shares if share.axis == "tensor"})
     counted = capture(

@@ -164,11 +164,7 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
 
 
 def _allow_files(ranks: int) -> None:
-    """Let this process open what so many ranks need of it: in the middle of the start it would be too late.
-
-    Raises:
-        LaunchError: It may not.
-    """
+    """Let this process open what so many ranks need, or raise LaunchError: in the middle of the start is too late."""
     needed = _FILES + _FILES_OF_RANK * ranks
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < needed:  # -1 is no limit

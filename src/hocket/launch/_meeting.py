@@ -98,11 +98,7 @@ def secret_file(directory: str) -> str:
 
 
 def meet(config: LaunchConfig, directory: str, *, one_host: bool) -> Meeting:
-    """Find out where the launchers of a job meet, and open the store if it is to be here.
-
-    Raises:
-        LaunchError: They cannot meet there.
-    """
+    """Find out where the launchers of a job meet, or raise LaunchError, and open the store if it is to be here."""
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,

@@ -243,8 +243,7 @@ def _prepare(
 ) -> Iterator[Diagnosis]:
     """Let every host say what it is, compare, see that each reaches the first, and measure how fast they reach others.
 
-    Raises:
-        LaunchError: A host is not reached.
+    A host that is not reached is a LaunchError.
     """
     secret = rendezvous.job_secret() or secrets.token_hex(32).encode()  # by which they know each other
     order = {

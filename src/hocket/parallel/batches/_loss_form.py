@@ -134,11 +134,7 @@ def number(value: Any, what: str) -> float:
 
 
 def scalar(loss: Any) -> torch.Tensor:
-    """Return the loss, if it is one.
-
-    Raises:
-        TypeError: it is no scalar.
-    """
+    """Return the loss; TypeError if it is no scalar."""
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         with torch.enable_grad():  # the graph is wanted even where none is being made
             return loss.reshape(())

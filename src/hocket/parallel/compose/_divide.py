@@ -46,11 +46,7 @@ Inputs = tuple[Any, ...] | dict[str, Any]
 
 
 def sample_inputs(sample: Any, plan: Plan) -> Inputs:
-    """Return the sample as positional inputs, or as keywords.
-
-    Raises:
-        PlanError: the plan needs one, and there is none.
-    """
+    """Return the sample as positional inputs, or as keywords; PlanError if the plan needs one, and there is none."""
     names = [axis.name for axis in inner() if axis.sampled]
     if sample is None and any(axis.sampled and axis.degree(plan) > 1 for axis in AXES):
         rule = f"{' and '.join(names)} parallelism run the model on a sample, to see how it can be divided"
@@ -152,10 +148,7 @@ def _place(form: TensorParallel, name: str, tensor: torch.Tensor) -> ParameterPl
 
 
 def divide_embeddings(draft: Draft) -> list[Owned]:
-    """Divide the embedding tables among data-parallel ranks, and the state that the optimizer has of them.
-
-    Returns:
-        What this rank has of the tables.
+    """Divide the embedding tables, and the optimizer's state of them, among data-parallel ranks; return this one's.
 
     Raises:
         PlanError: A table's weight is used on several stages of a pipeline.

@@ -172,10 +172,7 @@ class LossCheck:
     def _look_at_state(self, modules: Sequence[torch.nn.Module], few: BatchPart, *, steady: bool) -> Any:
         """Find what passes leave in buffers; tell of what cannot be kept right; return what `ForwardState` takes.
 
-        Args:
-            modules: That this rank computes.
-            few: Samples.
-            steady: Whether the model draws no random numbers but in its dropout.
+        `modules` are what this rank computes; a `steady` model draws no random numbers but in its dropout.
         """
         composition, whole = self._composition, self._composition.mesh.whole
         plan, mesh = composition.plan, composition.mesh

@@ -35,10 +35,8 @@ class Passes(Protocol):
     def measured(self, part: BatchPart, loss_fn: LossFn | None = None, *, whole: bool = False) -> list[MeasuredLoss]:
         """Return the loss of a part of a batch, without a backward; [] where this rank does not know it.
 
-        Args:
-            part: of the batch.
-            loss_fn: of output and target; None for that of training.
-            whole: whether the part must not be cut, and errors must come on every rank alike.
+        A `whole` part must not be cut, and its errors must come on every rank alike. `loss_fn` is by default that of
+        training.
         """
 
 
@@ -268,11 +266,7 @@ def _settled(
 
 
 def loss_of_model(output: Any, _: Any = None) -> torch.Tensor:
-    """Return the loss that a model has computed itself: its output, or the output's `loss`.
-
-    Raises:
-        TypeError: the output is no scalar and has no `loss` that is one.
-    """
+    """Return the loss that a model has computed itself: its output, or the output's `loss`; TypeError for no scalar."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss

@@ -46,12 +46,7 @@ class Predictor:
             composition.model.forward = _staged(composition, self._pipeline, names or order[: len(sample)], named)
 
     def batches(self, given: Any, targets: bool) -> Iterator[Any]:
-        """Yield the inputs of each global batch of a loader, the same on every rank.
-
-        Args:
-            given: The loader.
-            targets: Whether the last of a batch's values is a target, which is left out.
-        """
+        """Yield the inputs of each global batch of a loader, alike on every rank; not the last value if `targets`."""
         loader = given.loader if isinstance(given, SharedLoader) else given
         random = RandomStream(self._composition.mesh.whole.from_root(RngStates.now()))
         with random:
@@ -219,11 +214,7 @@ def is_loader(given: Any) -> bool:
 
 
 def joined(outputs: Iterable[Any]) -> Any:
-    """Return the outputs of several batches as that of one: tensors joined along the samples.
-
-    Raises:
-        ValueError: They have different shapes.
-    """
+    """Return the outputs of several batches as that of one, joined along the samples; ValueError for other shapes."""
     parts = list(outputs)
     if len(parts) < 2:
         return parts[0] if parts else None

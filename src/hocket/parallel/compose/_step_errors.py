@@ -40,9 +40,6 @@ class StepErrors:
     def told(self, what: str = "step") -> Iterator[None]:
         """Open a block for one step, or for something else that all ranks do together.
 
-        Args:
-            what: Says in messages what it is.
-
         Raises:
             StageError: One rank of a pipeline has failed; on every rank.
             CommError: Another rank has failed, where there is no pipeline.

@@ -128,11 +128,7 @@ class HookDeferrer:
             _put_aside(self._earlier, number, self._parameters[number])()
 
     def call(self, used: Callable[[int], bool]) -> None:
-        """Call the hooks, now that gradients are averaged.
-
-        Args:
-            used: Whether a parameter, by its number, has got a gradient on any rank.
-        """
+        """Call the hooks, now that gradients are averaged; `used` tells which parameters have got one on any rank."""
         earlier = dict(self._earlier)
         self._earlier.clear()
         with torch.no_grad():

@@ -28,8 +28,7 @@ class Micro:
 def samples_of(inputs: Any, target: Any) -> int:
     """Return how many samples a batch has: the length of its first tensor, the target's first.
 
-    Raises:
-        ValueError: there is no tensor with a first axis, or an empty batch.
+    No tensor with a first axis, or an empty batch, is a ValueError.
     """
     for tensor in _values.tensors_of([target, inputs]):
         if tensor.dim():

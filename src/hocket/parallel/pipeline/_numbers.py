@@ -44,11 +44,7 @@ class SameAnswer:
         self.allowed = [answer]  # answers by which the code gives the same results
 
     def __call__(self, *values: Any) -> None:
-        """Check a batch.
-
-        Raises:
-            OtherBranchError: it gives another answer.
-        """
+        """Check a batch; OtherBranchError if it gives another answer."""
         value = self.how(*values)
         if value not in self.allowed:
             raise OtherBranchError(self, value)

@@ -57,11 +57,7 @@ class SettledAttributes:
         return _UNSEEN
 
     def check(self) -> None:
-        """Check that they are what they were: some 20 us for a thousand.
-
-        Raises:
-            SplitError: one is not.
-        """
+        """Check that they are what they were, some 20 us for a thousand; SplitError if one is not."""
         for name, held, key, before in self._kept:
             value = held.get(key)
             if value is before:  # numbers and words, as a rule

@@ -91,11 +91,7 @@ class _LoadPlanner(DefaultLoadPlanner):
 def save(
     folder: Path, shards: list[TensorShard], others: dict[str, io.BytesIO], world: World
 ) -> dict[str, tuple[int, int]]:
-    """Write this rank's shards, and what has been pickled besides; a collective operation.
-
-    Returns:
-        Of each file that this rank wrote the bytes and the CRC-32.
-    """
+    """Write this rank's shards, and what is pickled; return its files' bytes and CRC-32; a collective operation."""
     writer = FileSystemWriter(folder)
     writer.fs = files = _CountedFiles()
     # Looking for sharded tensors to flatten, DCP would drop empty dicts.

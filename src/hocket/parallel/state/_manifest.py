@@ -82,11 +82,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Read that of a checkpoint.
-
-        Raises:
-            CheckpointError: There is none, it is damaged, or of a newer version.
-        """
+        """Read that of a checkpoint; CheckpointError if there is none, or it is damaged, or of a newer version."""
         where = f"the checkpoint at {str(folder)!r}"
         try:
             text = (folder / MANIFEST).read_bytes()
@@ -116,8 +112,7 @@ class Manifest:
     def verify(self, folder: Path, number: int = 0, count: int = 1) -> None:
         """Compare every `count`th of the files, from `number` on, with what was written.
 
-        Raises:
-            CheckpointError: One is missing or has changed; names the file.
+        CheckpointError names one that is missing or has changed.
         """
         for name in sorted(self.files)[number::count]:
             nbytes, crc = self.files[name]

@@ -68,11 +68,7 @@ class CheckpointReader(FileSystemReader):
 
     @cached_property
     def metadata(self) -> Metadata:
-        """What DCP has written of tensors and where they lie.
-
-        Raises:
-            CheckpointError: It is something else.
-        """
+        """Return what DCP has written of tensors and where they lie; CheckpointError if it is something else."""
         try:
             with (self.folder / ".metadata").open("rb") as file:
                 found = _MetadataUnpickler(file).load()
@@ -108,11 +104,7 @@ class CheckpointReader(FileSystemReader):
         return whole
 
     def load_object(self, name: str, *, weights_only: bool) -> Any:
-        """Return what is no tensor: without running code, if it consists of plain values, tensors and arrays.
-
-        Args:
-            name: Its name.
-            weights_only: Whether anything else is refused.
+        """Return what is no tensor, without running code; what would have to run some is refused if `weights_only`.
 
         Raises:
             CheckpointError: It cannot be unpickled, or is refused.

@@ -68,8 +68,7 @@ class ParameterPlacement:
 def boxes(shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Shape, int]]:
     """Cut elements `begin` to `end` of a row-major array into boxes, at most two for each axis and one.
 
-    Yields:
-        Offsets and sizes of a box, and the number of its first element.
+    Yields offsets and sizes of a box, and the number of its first element.
     """
     if begin >= end:
         return

@@ -56,11 +56,7 @@ class UpdateTrial:
 def _stepped(optimizer: Any, *, steps: int = _STEPS, others: float = 1.0, noise: float = 0.0) -> list[torch.Tensor]:
     """Return made-up parameters after some steps of a copy of an optimizer.
 
-    Args:
-        optimizer: The optimizer.
-        steps: How many.
-        others: What gradients of every second parameter are multiplied by.
-        noise: By what part gradients are changed, at random.
+    Gradients of every second parameter are multiplied by `others`, and all changed by a part of `noise`, at random.
     """
     generator, errors = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

@@ -222,12 +222,8 @@ def hand_out(
 ) -> None:
     """Overwrite what every rank holds with rank 0's whole tensors, some 32 MiB or one at once; a collective operation.
 
-    Args:
-        get: Returns a whole tensor; asked on rank 0.
-        shards: What this rank holds.
-        tensors: Shape and type of each tensor, by name.
-        names: Of those that are to be overwritten; the same on every rank.
-        world: All ranks.
+    `get` returns a whole tensor, on rank 0; `shards` are what this rank holds, `tensors` shapes and types by name, and
+    `names`, the same on every rank, those that are to be overwritten.
 
     Raises:
         CheckpointError: Rank 0 could not read one; those before it are overwritten.
@@ -260,12 +256,7 @@ def state_dict(
 ) -> OrderedDict[str, Any]:
     """Return the whole state dict, on the CPU, tied keys as one tensor; a collective operation.
 
-    Args:
-        outline: Of the model.
-        shards: What this rank holds.
-        computed: See `ModelOutline.computed_state`.
-        world: All ranks.
-        rank0_only: Whether other ranks get an empty one.
+    Of `computed` see `ModelOutline.computed_state`; with `rank0_only` other ranks get an empty one.
 
     Raises:
         CheckpointError: A hook of the model adds to its state dict what is neither a parameter nor a buffer.

@@ -122,15 +122,7 @@ class Contention:
         stride: int,
         form: ClosedForm,
     ) -> tuple[float, float]:
-        """Return how many times as long as `rates` says latency and bytes take where nobody waits for a step's end.
-
-        Args:
-            algorithm: Which.
-            given: Its parameters.
-            collective: Of a group; all groups of the shape talk at once.
-            stride: From each member to the next.
-            form: The closed form.
-        """
+        """Return how many times as long as `rates` says latency and bytes take where nobody waits for a step's end."""
         schedule, size, world = algorithm(collective, **dict(given)), collective.world, len(self._nodes)
         if schedule.transfer_count * (world // size) > _MOST_TRANSFERS:
             return 1.0, 1.0

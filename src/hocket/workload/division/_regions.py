@@ -210,18 +210,13 @@ class RegionSearch:
         return getattr(module, "groups", 1) == 1 and outputs_of(module) % self.ranks == 0
 
     def from_layer(self, module: nn.Module) -> Region:
-        """Return the region that begins with a layer.
-
-        Raises:
-            CannotShard: there is none; says why.
-        """
+        """Return the region that begins with a layer; CannotShard says why there is none."""
         return self._from([{module: Shard.even(0, outputs_of(module), self.ranks)}])
 
     def from_parameter(self, name: str, alone: bool = False) -> Region:
         """Return the region that begins with a parameter; where it is to be alone, what is made with it is gathered.
 
-        Raises:
-            CannotShard: there is none; says why.
+        CannotShard says why there is none.
         """
         if name not in self._of:
             raise CannotShard("the sample did not get there")

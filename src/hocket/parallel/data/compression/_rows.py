@@ -164,10 +164,8 @@ class RowCompressor(Compressor):
 def round_to_scales(blocks: torch.Tensor, scales: torch.Tensor, job: BucketJob) -> None:
     """Divide blocks by their scales and round the quotients stochastically, in place.
 
-    Args:
-        blocks: Values of shape [rows, blocks, block], contiguous.
-        scales: float32, shape [rows, blocks]; where it is next to zero the quotients are zeros.
-        job: The job, which has the random numbers.
+    `blocks`, [rows, blocks, block], are contiguous; `scales` are float32, [rows, blocks], and where one is next to zero
+    the quotients are zeros.
     """
     inverse = torch.where(scales < _SMALLEST, 0.0, 1 / scales)  # NaN stays NaN
     blocks.mul_(inverse[:, :, None])
