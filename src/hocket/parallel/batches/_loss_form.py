@@ -69,11 +69,8 @@ class LossForm:
     def measure(self, value: Any, inputs: Any, target: Any, samples: int) -> MeasuredLoss:
         """Return the loss of a part of a batch, and by what it counts.
 
-        Args:
-            value: What the loss function has given: a scalar, or a pair of sum and count.
-            inputs: Inputs of the model.
-            target: Target of the loss.
-            samples: How many samples of the part count; none if it is there only to keep step.
+        `value` is what the loss function has given, a scalar or a pair of sum and count; of a part that is there only
+        to keep step `samples` is 0.
 
         Raises:
             TypeError: the loss is no scalar, or the count no number.

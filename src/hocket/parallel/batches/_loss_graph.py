@@ -52,10 +52,6 @@ def divisors(loss: torch.Tensor, samples: int | None = None) -> tuple[float, ...
     The graph of automatic differentiation has kept it. () where some term is of a form that is not known here. A loss
     of which nothing counts, as everything is masked, has one that divides by 0. Terms of parameters alone (a penalty of
     weights) are the same whatever the samples are, and are left out.
-
-    Args:
-        loss: A scalar.
-        samples: How many it is of; None if that is not known.
     """
     if loss.grad_fn is None:  # perhaps a zero that the program has made
         return (0.0,) if loss.requires_grad and not bool(loss.any()) else ()
@@ -74,10 +70,6 @@ def guarded(loss: torch.Tensor, samples: int | None = None) -> bool | None:
     """Return whether sums of a loss are divided by 1 where there was nothing to count: `sum / count.clamp(min=1)`.
 
     It may be so: where the loss is divided by its samples, and there is one, it looks the same.
-
-    Args:
-        loss: A scalar.
-        samples: How many it is of; None if that is not known.
 
     Returns:
         None where there may have been one thing to count.
@@ -171,10 +163,6 @@ def terms(loss: torch.Tensor, samples: int | None = None) -> list[Term]:
 
     A sum or mean of losses that the program has put together (`torch.stack([a, b]).mean()`) is taken apart, and so is
     one over what was summed, or averaged, over the samples before (`losses.mean(0).sum()`).
-
-    Args:
-        loss: A scalar.
-        samples: How many it is of; None if that is not known.
     """
     found: list[Term] = []
     todo = [Term(loss.grad_fn, 1.0, None)]

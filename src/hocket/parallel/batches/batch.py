@@ -147,8 +147,7 @@ def contested() -> bool:
 def current(inputs: Any = None) -> Note | None:
     """Return the note of the batch in use; None if no loader has yielded any.
 
-    Args:
-        inputs: What the model is called with: tensors of a batch say which one, even if others were yielded since.
+    Tensors of a batch among the model's `inputs` say which one, even if others were yielded since.
     """
     for tensor in tensors_in(inputs):
         plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_meta

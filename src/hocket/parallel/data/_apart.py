@@ -51,13 +51,9 @@ def look_apart(module: torch.nn.Module, inputs: Any, samples: int, *, summed: bo
     """Compare what a model gives for a batch with what it gives for two parts of it.
 
     Dropout and batch norm evaluate, and all of the model where it draws random numbers. Buffers, attributes and random
-    states are put back. A model that communicates, or whose layers the program has hooked, is left alone.
-
-    Args:
-        module: The model.
-        inputs: What it is called with: positional arguments, and those by name.
-        samples: How many samples these hold.
-        summed: Whether a loss is a sum over samples; None where the program has said by what it is weighted.
+    states are put back. A model that communicates, or whose layers the program has hooked, is left alone. `inputs` are
+    a pair of positional arguments and those by name, of so many `samples`; `summed` says whether a loss is a sum over
+    samples, None where the program has said by what it is weighted. None is returned where nothing was found out.
 
     Returns:
         None where nothing was found out.

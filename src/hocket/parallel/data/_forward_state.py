@@ -76,11 +76,7 @@ class ForwardState:
                 module.register_forward_hook(self._after)
 
     def begin(self, weights: Callable[[int], float]) -> None:
-        """Begin a step.
-
-        Args:
-            weights: Gives the share of a pass in the global batch.
-        """
+        """Begin a step; `weights` gives the share of a pass in the global batch."""
         self._steps.clear()
         self._weights = weights if self._kept else None
 
@@ -176,10 +172,8 @@ class StateProbe:
     ) -> list[ChangedBuffer]:
         """Return the buffers that the whole batch changes.
 
-        Args:
-            whole: What it leaves.
-            parts: What each of its parts leaves, from the same beginning.
-            weights: The parts' shares of the samples.
+        `whole` is what it leaves, `parts` what each of its parts leaves from the same beginning, `weights` their shares
+        of the samples.
         """
         found = []
         for i, (owner, local, name) in enumerate(self._places.values()):

@@ -90,9 +90,7 @@ class HookDeferrer:
     def find(self, *, averaged: bool) -> None:
         """Look for hooks that the program has registered, and have them wait.
 
-        Args:
-            averaged: Whether the coming gradients are averaged at once. Else hooks see this rank's gradient, so that
-                they must be linear.
+        Unless gradients are `averaged` at once, hooks see this rank's, so that they must be linear.
 
         Raises:
             RuntimeError: a hook of a pass that is not averaged is not linear, or comes after accumulation; or no rank

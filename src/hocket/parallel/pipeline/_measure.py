@@ -38,12 +38,8 @@ def measure(model: torch.nn.Module, sample: Any, *, repeats: int = 5) -> Times:
     """Time each step of a model on a sample: the best of some runs after one to warm up.
 
     The best and not the median, because what disturbs a measurement (other processes, a clock that falls) only ever
-    adds, and a single step that seems slow would make a bad split.
-
-    Args:
-        model: the user's; parameters, buffers, gradients and random numbers are as before afterwards.
-        sample: positional inputs, or a dict of keywords.
-        repeats: how many runs count.
+    adds, and a single step that seems slow would make a bad split. Parameters, buffers, gradients and random numbers
+    are as before afterwards.
 
     Raises:
         SplitError: the model's forward cannot be traced.

@@ -38,8 +38,7 @@ class StageSpan(NamedTuple):
 def idle_shares(spans: Sequence[Sequence[StageSpan]]) -> list[float]:
     """Return the share of a step, from the first rank's begin to the last one's end, that each rank did not compute.
 
-    Args:
-        spans: `Pipeline.spans` of every rank. The ranks must run on one host, whose clock they share.
+    `spans` are `Pipeline.spans` of every rank, on one host, whose clock they share.
     """
     begin_s = min(span.begin_s for rank in spans for span in rank)
     end_s = max(span.end_s for rank in spans for span in rank)

@@ -155,12 +155,8 @@ def check_model(module: torch.nn.Module, world: World) -> None:
 def check_replicas(parts: Sequence[tuple[torch.nn.Module, Mapping[str, str]]], replicas: World, whole: World) -> None:
     """Raise RuntimeError on every rank if ranks that hold the same parameters do not hold them in one order.
 
-    Gradients are averaged in this order, and sums over other parameters' would be wrong without a word.
-
-    Args:
-        parts: What this rank holds of the model, and the model's own names of its parameters.
-        replicas: The ranks that hold the same.
-        whole: All ranks.
+    Gradients are averaged in this order, and sums over other parameters' would be wrong without a word. `parts` are
+    what this rank holds, with the model's own names of its parameters; `replicas` hold the same.
     """
     mine = [
         (names[name], tuple(p.shape), str(p.dtype))

@@ -44,9 +44,6 @@ def alike(world: World) -> Iterator[None]:
     """Open a block after which all ranks raise one CheckpointError if any has raised an error; a collective operation.
 
     No collective operation can stand in the block: a rank that fails does not come to it.
-
-    Args:
-        world: The ranks.
     """
     said, cause = None, None
     try:

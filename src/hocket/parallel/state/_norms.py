@@ -49,14 +49,8 @@ class WholeNorms:
 def clip(owned: Iterable[tuple[Owned, int]], max_norm: float, world: World, *, local: bool) -> float:
     """Scale gradients so that their norm over the whole model is `max_norm` at most, as `clip_grad_norm_` does.
 
-    Args:
-        owned: What this rank updates, and how many ranks of the world hold the same: so each element counts once.
-        max_norm: The largest norm (the root of the sum of squares).
-        world: The ranks that hold parts of the model.
-        local: Whether this rank holds all of it, so that nobody need be asked.
-
-    Returns:
-        The norm before.
+    Returned is the norm (the root of the sum of squares) before. `owned` says how many ranks of the world hold the
+    same, so that each element counts once; where this rank holds all of the model (`local`), nobody need be asked.
     """
     found = []
     for item, copies in owned:

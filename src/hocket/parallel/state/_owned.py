@@ -38,12 +38,9 @@ class Owned:
 def check_elementwise(optimizer: Any, *, rows: bool = False) -> None:
     """Raise ValueError if an update may need more of a parameter than one rank has, or the state is not of the whole.
 
-    An optimizer of one's own that works element by element says so by an attribute `elementwise = True`; one that
-    needs norms of whole parameters besides has a method `bind_norms`, see `hocket.parallel.state.optim.LayerWise`.
-
-    Args:
-        optimizer: The optimizer.
-        rows: Whether a rank has whole rows, at least.
+    An optimizer of one's own that works element by element says so by an attribute `elementwise = True`; one that needs
+    norms of whole parameters besides has a method `bind_norms`, see `hocket.parallel.state.optim.LayerWise`. With
+    `rows`, a rank has whole rows at least.
     """
     kind = type(optimizer)
     known = kind.__module__.startswith("torch.optim") and (
@@ -71,12 +68,8 @@ def check_elementwise(optimizer: Any, *, rows: bool = False) -> None:
 def shard_optimizer(optimizer: Any, owned: Sequence[Owned], kept: Collection[torch.nn.Parameter]) -> None:
     """Put what this rank owns in the place of the user's parameters; the optimizer keeps its identity and settings.
 
-    State that the optimizer has already is cut as the parameters are; state of other shapes goes to all parts.
-
-    Args:
-        optimizer: A torch optimizer.
-        owned: What this rank updates from now on.
-        kept: Parameters that stay as they are though they are not owned.
+    State that the optimizer has already is cut as the parameters are; state of other shapes goes to all parts. `owned`
+    is what this rank updates from now on; parameters in `kept` stay as they are though they are not owned.
     """
     parts: dict[int, list[Owned]] = {}
     for item in owned:

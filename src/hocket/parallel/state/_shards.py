@@ -45,12 +45,7 @@ class ParameterPlacement:
         return cls(name, tuple(tensor.shape))
 
     def shards(self, offsets: Sequence[int], values: torch.Tensor) -> list[TensorShard]:
-        """Return where a box of the rank's tensor lies in the model's.
-
-        Args:
-            offsets: Offsets of the box in the rank's tensor.
-            values: Values of the box; the shards are views of it.
-        """
+        """Return where a box of the rank's tensor, at `offsets` in it, lies in the model's; views of its `values`."""
         if self.segments is None:
             return [TensorShard(self.name, self.shape, tuple(offsets), values)]
         found = []

@@ -37,12 +37,7 @@ class ModelOutline:
 
     @classmethod
     def of(cls, model: torch.nn.Module, optimizer: Any) -> ModelOutline:
-        """Return that of a model which is not divided yet.
-
-        Args:
-            model: The user's.
-            optimizer: Of its parameters.
-        """
+        """Return that of the user's model, which is not divided yet, and of its optimizer."""
         try:
             state = model.state_dict(keep_vars=True)
         except TypeError:  # the model has a method of its own
@@ -94,10 +89,7 @@ class ModelOutline:
     def check(self, found: Mapping[str, tuple[Shape, torch.dtype]], source: str, *, casts: bool) -> None:
         """Raise CheckpointError if tensors have not the shapes and types of the model's.
 
-        Args:
-            found: Shape and type of each, by the names of `tensors`.
-            source: What they come from.
-            casts: Whether floating-point numbers of another type are taken.
+        `found` are shape and type by name, of `source`; with `casts`, floating-point numbers of another type are taken.
         """
         lines = []
         for name, (shape, dtype) in self.tensors.items():

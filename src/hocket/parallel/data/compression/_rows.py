@@ -45,14 +45,7 @@ class RowCompressor(Compressor):
 
     @abstractmethod
     def decode(self, message: torch.Tensor, out: torch.Tensor, dtype: torch.dtype, *, add: bool) -> None:
-        """Put what one message says into `out`, shape [numel], or add it to what is there.
-
-        Args:
-            message: uint8, shape [message_nbytes].
-            out: float32 or float64.
-            dtype: Type of the gradients.
-            add: Whether to add to `out`.
-        """
+        """Put what a message, [message_nbytes], says into `out`, [numel], float32 or float64, or add it there."""
 
     def dense(self, numel: int, dtype: torch.dtype, world: int, *, scattered: bool) -> bool:
         """Return whether it pays to send a bucket as it is."""

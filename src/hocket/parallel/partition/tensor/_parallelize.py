@@ -90,13 +90,8 @@ class TensorParallel:
     ) -> list[tuple[tuple[int, ...], torch.Tensor]]:
         """Return the boxes in the full tensor that a box of this rank's part is: several, where the part has segments.
 
-        Args:
-            name: of the parameter; `tensor` may also be a gradient or optimizer state that is cut alike.
-            tensor: a box of this rank's part, or all of it.
-            offsets: where the box begins in this rank's part; None where it is all of it.
-
-        Returns:
-            For each box, where it begins in the full tensor, and a view of `tensor` that is the box.
+        `tensor` may also be a gradient or optimizer state that is cut alike, and begins at `offsets` in this rank's
+        part, or is all of it. Each box is returned as where it begins in the full tensor, and a view of `tensor`.
         """
         offsets = offsets or (0,) * tensor.dim()
         piece = self.pieces.get(name)

@@ -54,14 +54,7 @@ class Totals(Protocol):
     places: Mapping[torch.Tensor, tuple[int, float]]
 
     def add_up(self, squares: torch.Tensor) -> torch.Tensor:
-        """Return the sums over all ranks; a collective operation, one for all parameters.
-
-        Args:
-            squares: (k, parameters), float64, on the CPU.
-
-        Returns:
-            The same shape and the same values on every rank, on the CPU.
-        """
+        """Return (k, parameters), float64, on the CPU, added up over all ranks: one collective operation."""
 
 
 class _Alone:
