@@ -184,11 +184,7 @@ class Keywords:
         self._targeted = targeted
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the model's entries.
-
-        Raises:
-            TypeError: an entry is neither the model's nor a loss function's.
-        """
+        """Return the model's entries. Raises TypeError: an entry is neither the model's nor a loss function's."""
         strange = [key for key in batch if self._names is not None and key not in self._names]
         if strange and not self._targeted:
             raise TypeError(

@@ -117,11 +117,7 @@ def batch_of(inputs: Any, target: Any) -> Any:
 
 
 def number(value: Any, what: str) -> float:
-    """Return a count as a number.
-
-    Raises:
-        TypeError: it is none.
-    """
+    """Return a count as a number. Raises TypeError: it is none."""
     if isinstance(value, torch.Tensor) and value.numel() != 1:
         raise TypeError(f"{what} must be one number, not a tensor of shape {list(value.shape)}")
     try:

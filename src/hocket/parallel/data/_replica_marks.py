@@ -69,11 +69,7 @@ class ReplicaMarks:
         return torch.tensor([*bits, weight, weight * weight], dtype=torch.float64)
 
     def check(self, sums: torch.Tensor, world: World) -> None:
-        """Compare; on every rank alike.
-
-        Raises:
-            RuntimeError: ranks have different settings, or different weights.
-        """
+        """Compare; on every rank alike. Raises RuntimeError: ranks have different settings, or different weights."""
         *bits, weight, square = (sums.double().cpu() / world.size).tolist()
         if any(abs(bit) < 1 - 0.5 / world.size for bit in bits):
             everyone = world.from_all(self._settings())

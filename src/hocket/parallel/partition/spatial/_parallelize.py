@@ -86,11 +86,7 @@ class SpatialParallel:
         return whole
 
     def call(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run the model's own forward on shards of its inputs.
-
-        Raises:
-            ValueError: no input can be divided.
-        """
+        """Run the model's own forward on shards of its inputs. Raises ValueError: no input can be divided."""
         inside = self._depth > 0
         shards_of = mapped((args, kwargs), self.shard)
         found = tensors_in(shards_of)
