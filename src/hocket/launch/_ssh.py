@@ -236,10 +236,7 @@ def _refuse(found: Iterator[Diagnosis], arguments: LaunchArguments, say: Callabl
 
 
 def _prepare(
-    arguments: LaunchArguments,
-    hosts: list[_Host],
-    noise: Callable[[bytes], None],
-    directory: LaunchDirectory | None,
+    arguments: LaunchArguments, hosts: list[_Host], noise: Callable[[bytes], None], directory: LaunchDirectory | None
 ) -> Iterator[Diagnosis]:
     """Let every host say what it is, compare, see that each reaches the first, and measure how fast they reach others.
 

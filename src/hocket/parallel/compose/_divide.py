@@ -30,13 +30,7 @@ from ..pipeline import (
     traced_in_both_modes,
     unbalanced,
 )
-from ..state import (
-    DimSegment,
-    Owned,
-    ParameterPlacement,
-    ShardBox,
-    is_deferred,
-)
+from ..state import DimSegment, Owned, ParameterPlacement, ShardBox, is_deferred
 
 _FEWEST = 2  # that batch norm takes
 _EXAMINED = 4

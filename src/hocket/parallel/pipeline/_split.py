@@ -146,13 +146,7 @@ def _balanced(
             for i in range(first + 1, last + 1):
                 crossing[i] += _NEVER
         begins = balance(
-            seconds,
-            n_stages,
-            crossing,
-            holds=holding(traced),
-            link=link,
-            slack=CUT_SLACK,
-            micro_batches=micro_batches,
+            seconds, n_stages, crossing, holds=holding(traced), link=link, slack=CUT_SLACK, micro_batches=micro_batches
         )
     return (begins, seconds) if world is None else world.from_root((begins, seconds))
 

@@ -40,9 +40,7 @@ class DcpShards:
                 index=MetadataIndex(fqn, offsets),
                 type=WriteItemType.SHARD,
                 tensor_data=TensorWriteData(
-                    chunk=_chunk(shard),
-                    properties=TensorProperties.create_from_tensor(shard.tensor),
-                    size=self._shape,
+                    chunk=_chunk(shard), properties=TensorProperties.create_from_tensor(shard.tensor), size=self._shape
                 ),
             )
             for offsets, shard in self._shards.items()

@@ -171,12 +171,7 @@ def _check_tied(source: WeightSource, givers: Mapping[str, Sequence[str]]) -> No
 
 
 def export(
-    folder: Path,
-    outline: ModelOutline,
-    shards: Sequence[TensorShard],
-    world: World,
-    *,
-    max_shard_nbytes: int,
+    folder: Path, outline: ModelOutline, shards: Sequence[TensorShard], world: World, *, max_shard_nbytes: int
 ) -> None:
     """Write a model's weights as safetensors, one tensor at a time; a collective operation, of which rank 0 writes.
 

@@ -16,12 +16,7 @@ from ._profile import LayerTimes, Profile
 
 
 def follow_gathers(
-    plan: Plan,
-    profile: Profile,
-    times: LayerTimes,
-    edges: Sequence[int],
-    works: Sequence[StageWork],
-    plain: Followed,
+    plan: Plan, profile: Profile, times: LayerTimes, edges: Sequence[int], works: Sequence[StageWork], plain: Followed
 ) -> Followed:
     """Follow a pipeline whose parameters are sharded: each block is gathered while the one before is computed.
 

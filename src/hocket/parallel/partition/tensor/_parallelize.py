@@ -116,13 +116,7 @@ class TensorParallel:
 
 
 def parallelize(
-    model: nn.Module,
-    world: World,
-    sample: Any,
-    *,
-    sequence: bool = False,
-    verify: bool = True,
-    aligned: bool = False,
+    model: nn.Module, world: World, sample: Any, *, sequence: bool = False, verify: bool = True, aligned: bool = False
 ) -> TensorParallel:
     """Cut the layers of `model` over the ranks of `world`, in place; a collective operation.
 
