@@ -9,19 +9,9 @@ import torch
 from hocket.comm import torch_adapter
 
 SAME_VALUES = (
-    "Neg",
-    "ToCopy",
-    "View",
-    "UnsafeView",
-    "ReshapeAlias",
-    "Squeeze",
-    "Unsqueeze",
-    "Alias",
-    "Clone",
-    "Expand",
-    "Permute",
-    "NanToNum",
-)
+    "Neg", "ToCopy", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Alias", "Clone", "Expand",
+    "Permute", "NanToNum",
+)  # fmt: skip
 SUMS = ("SumBackward0", "SumBackward1", "NansumBackward0", "NansumBackward1", "DotBackward0", "VdotBackward0")
 """Sums where the result is a scalar, also of products: `losses.sum(0)`, `losses @ mask`."""
 _PRODUCTS = ("MvBackward0", "MmBackward0", "BmmBackward0")  # what einsum makes sums of

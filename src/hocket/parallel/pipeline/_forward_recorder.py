@@ -39,13 +39,9 @@ _LOOSE: Final = frozenset((
 ))  # fmt: skip
 _HERE: Final = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 _CONTAINERS: Final = (
-    torch.nn.Sequential,
-    torch.nn.ModuleList,
-    torch.nn.ModuleDict,
-    torch.nn.Transformer,
-    torch.nn.TransformerEncoder,
+    torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Transformer, torch.nn.TransformerEncoder,
     torch.nn.TransformerDecoder,
-)
+)  # fmt: skip
 
 
 class DataDependentError(RuntimeError):

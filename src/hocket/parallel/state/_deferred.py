@@ -31,18 +31,10 @@ _KEPT_NBYTES: Final = 2**25  # of tensors that keep their memory between operato
 _RETURNED_NBYTES: Final = 2**20  # tensors whose making leaves freed memory that is worth returning at once
 _OVERWRITING: Final = frozenset(
     {
-        "zero_",
-        "fill_",
-        "normal_",
-        "uniform_",
-        "copy_",
-        "random_",
-        "bernoulli_",
-        "exponential_",
-        "log_normal_",
+        "zero_", "fill_", "normal_", "uniform_", "copy_", "random_", "bernoulli_", "exponential_", "log_normal_",
         "cauchy_",
     }
-)
+)  # fmt: skip
 _EMPTY: Final = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
 _ATTRIBUTE: Final = "_hocket_deferred"
 _STAND_IN_STD: Final = 0.02

@@ -54,20 +54,10 @@ LAYERS = frozenset(
 """What layers with weights call for themselves: there the weights are shards already."""
 PRODUCTS = frozenset(
     [
-        "linear",
-        "matmul",
-        "mm",
-        "bmm",
-        "addmm",
-        "baddbmm",
-        "einsum",
-        "grouped_mm",
-        "embedding",
-        "conv1d",
-        "conv2d",
+        "linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "grouped_mm", "embedding", "conv1d", "conv2d",
         "conv3d",
     ]
-)
+)  # fmt: skip
 """Operators of which a weight may be divided by itself."""
 
 

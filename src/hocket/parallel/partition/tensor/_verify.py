@@ -26,14 +26,8 @@ from ._apply import Applied
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 _SEED = 20
 _DROPOUT = (
-    "dropout",
-    "alpha_dropout",
-    "dropout1d",
-    "dropout2d",
-    "dropout3d",
-    "feature_dropout",
-    "feature_alpha_dropout",
-)
+    "dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_alpha_dropout",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
