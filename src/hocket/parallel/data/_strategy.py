@@ -95,7 +95,6 @@ class Replicated(ShardingStrategy):
 
     @property
     def compression(self) -> Compression | None:
-        """See ShardingStrategy."""
         return None if self._reducer is None else self._reducer.compression
 
     def resize(self, bucket_bytes: int) -> None:
@@ -105,7 +104,6 @@ class Replicated(ShardingStrategy):
 
     @contextmanager
     def passing(self, last: bool) -> Iterator[None]:
-        """See ShardingStrategy."""
         reducer = self._reducer
         if reducer is None:
             yield
@@ -115,10 +113,8 @@ class Replicated(ShardingStrategy):
             yield
 
     def adding(self) -> AbstractContextManager[None]:
-        """See ShardingStrategy."""
         return self.passing(last=False)
 
     def reduce(self) -> None:
-        """See ShardingStrategy."""
         if self._reducer is not None:
             self._reducer.reduce_all()

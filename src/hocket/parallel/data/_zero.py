@@ -61,7 +61,6 @@ class ReduceScatter(BucketReduction):
         return Bucket(members, parameters, 0, parts=self._world.size, attached=self.attaches)
 
     def laid_out(self, buckets: list[Bucket]) -> None:
-        """See BucketReduction."""
         super().laid_out(buckets)
         self._fresh = [True] * len(buckets)
         if buckets:
@@ -74,7 +73,6 @@ class ReduceScatter(BucketReduction):
         ]
 
     def open(self, bucket: Bucket) -> None:
-        """See BucketReduction."""
         if bucket.attached:
             return
         while len(self._flying) >= _AT_ONCE:
@@ -88,7 +86,6 @@ class ReduceScatter(BucketReduction):
         bucket.attach(self._lent[id(bucket)][: bucket.numel])
 
     def post(self, bucket: Bucket, number: int, absent: Sequence[int]) -> Any:
-        """See BucketReduction."""
         self._flying.append(bucket)
         own = self.own(bucket)
         if self.compression is not None and (exchange := self.compression.post(bucket, number, own=own)):
@@ -99,7 +96,6 @@ class ReduceScatter(BucketReduction):
         )
 
     def settle(self, absent: Sequence[int]) -> Sequence[int]:
-        """See BucketReduction."""
         while self._flying:
             self._land()
         used = torch.ones_like(self.used)
@@ -109,7 +105,6 @@ class ReduceScatter(BucketReduction):
         return ()
 
     def recover(self) -> None:
-        """See BucketReduction."""
         self._flying.clear()
         for bucket in self._buckets:
             if not self.attaches and bucket.attached:
@@ -175,7 +170,6 @@ class ShardedOptimizer(ShardingStrategy):
 
     @property
     def compression(self) -> Compression | None:
-        """See ShardingStrategy."""
         return self._scatter.compression
 
     def _lay_out(self, bucket: Bucket, gradients: torch.Tensor, places: list[ParameterPlacement]) -> None:
@@ -210,7 +204,6 @@ class ShardedOptimizer(ShardingStrategy):
 
     @contextmanager
     def adding(self) -> Iterator[None]:
-        """See ShardingStrategy."""
         self._take_back()
         with self._reducer.no_sync():
             self._reducer.prepare()
@@ -227,17 +220,14 @@ class ShardedOptimizer(ShardingStrategy):
                 parameter.data = view.copy_(parameter.detach())
 
     def reduce(self) -> None:
-        """See ShardingStrategy."""
         self._reducer.reduce_all()
 
     def collect(self) -> None:
-        """See ShardingStrategy."""
         used = self._scatter.used.tolist()
         for number, item, gradient in self._owners:
             item.leaf.grad = gradient if used[number] else None
 
     def publish(self) -> None:
-        """See ShardingStrategy."""
         works = [
             torch_adapter.all_gather_single(
                 flat, flat[self._scatter.own(bucket)], group=self._world.group, async_op=True
@@ -248,7 +238,6 @@ class ShardedOptimizer(ShardingStrategy):
             work.wait()
 
     def forget(self) -> None:
-        """See ShardingStrategy."""
         super().forget()
         self._scatter.forget()
         for parameter in self._parameters:

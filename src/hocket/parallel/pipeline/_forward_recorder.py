@@ -267,7 +267,6 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
     # --- what Python must know --------------------------------------------------------------------------------------
 
     def computed(self, how: Callable[..., Any], values: tuple[Any, ...]) -> Any:
-        """See Numbers."""
         value = how(*plain(values))
         if not self._active():
             return value
@@ -277,7 +276,6 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
             return traced(value, node, self)
 
     def settled(self, how: Callable[..., Any], values: tuple[Any, ...], answer: Any) -> Any:
-        """See Numbers."""
         if self._active():
             with self._computing():
                 self._check(how, self._argument(values), answer)

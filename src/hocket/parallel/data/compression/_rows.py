@@ -54,7 +54,6 @@ class RowCompressor(Compressor):
     # --- how it is carried out --------------------------------------------------------------------------------------
 
     def exchange(self, job: BucketJob) -> Iterator[Any]:
-        """See Compressor."""
         link, memory, dtype, device = job.link, job.memory, job.flat.dtype, job.flat.device
         if self.dense(job.flat.numel(), dtype, link.size, scattered=job.scattered):
             if job.measure:
@@ -96,13 +95,11 @@ class RowCompressor(Compressor):
         return found if job.scattered else [*found, ("all_gather", n * nbytes)]
 
     def residual(self, job: BucketJob) -> torch.Tensor | None:
-        """See Compressor."""
         if not self.feedback or job.memory.find("rows") is None:
             return None
         return self._inside(job).reshape(-1).clone()
 
     def restore(self, job: BucketJob, residual: torch.Tensor) -> None:
-        """See Compressor."""
         inside = self._inside(job)
         inside.copy_(residual.view_as(inside))
 

@@ -164,7 +164,6 @@ class BoundedStaleness(RelaxedTraining):
             self._board = None
 
     def report(self) -> dict[str, Any]:
-        """See RelaxedTraining."""
         if self._board is not None:
             self.progress.applied = self._pace.applied
         return super().report()
