@@ -170,13 +170,7 @@ class BatchPart:
 
 
 class Keywords:
-    """Which entries of a batch of keywords go to a model.
-
-    Args:
-        forward: The model's.
-        targeted: Whether there is a loss function, which gets all of the batch and may want entries that are not the
-            model's.
-    """
+    """Which entries of a batch of keywords go to a model; if `targeted`, a loss function gets all of them."""
 
     def __init__(self, forward: Callable[..., Any], *, targeted: bool) -> None:
         found = inspect.signature(forward).parameters.values()
@@ -195,13 +189,7 @@ class Keywords:
 
 
 class BatchSplitter:
-    """Cuts batches for one rank and its passes.
-
-    Args:
-        world: The data-parallel ranks.
-        taken: Of the entries of a mapping those that are the model's.
-        targeted: Whether the loss is a function of its own, which gets a target, and not the model's output.
-    """
+    """Cuts batches for one rank and its passes; if `targeted`, a loss function gets a target."""
 
     def __init__(self, world: World, taken: Keywords, *, targeted: bool = True) -> None:
         self._world = world

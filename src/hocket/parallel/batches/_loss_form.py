@@ -142,12 +142,7 @@ def _leaf(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class LossTally:
-    """Adds up the losses of parts of a batch, then of ranks.
-
-    Args:
-        form: Of the loss.
-        device: Where the sums are kept.
-    """
+    """Adds up the losses of parts of a batch, then of ranks."""
 
     def __init__(self, form: LossForm, device: torch.device | None = None) -> None:
         # of weighted losses, counts, parts, parts that are not weighted as the form says, losses that are 0 and count

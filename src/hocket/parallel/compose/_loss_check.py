@@ -62,11 +62,7 @@ class LossCheck:
 
     The model is run as it trains, but in full precision, and with dropout and batch norm as they evaluate: what these
     do is no matter of the loss. Where it draws random numbers all the same, it is run as it evaluates. Random states,
-    buffers and attributes of modules are put back.
-
-    Args:
-        composition: The model as ranks hold it.
-        form: Of the loss; is made to fit.
+    buffers and attributes of modules are put back. `form` is made to fit.
     """
 
     def __init__(self, composition: Composition, form: LossForm) -> None:

@@ -167,12 +167,7 @@ def _hint(
 
 
 class OtherParameters:
-    """Notices parameters that are to be trained only after the Trainer was made: it has no gradients of these.
-
-    Args:
-        model: As the plan has made it.
-        optimizer: Of its parameters.
-    """
+    """Notices parameters that are to be trained only after the Trainer was made: it has no gradients of these."""
 
     def __init__(self, model: torch.nn.Module, optimizer: Any) -> None:
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
@@ -197,11 +192,7 @@ class OtherParameters:
 
 
 class ReplacedModules:
-    """Notices modules that a program puts into a model after the model has been cut into stages.
-
-    Args:
-        model: The user's.
-    """
+    """Notices modules that a program puts into a model after the model has been cut into stages."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._inside = weakref.WeakSet(model.modules())

@@ -41,18 +41,7 @@ class Passes(Protocol):
 
 
 class WholePasses:
-    """Passes through a model that this rank computes from its input to its output.
-
-    Args:
-        model: the model.
-        loss_fn: of output and target.
-        loss_form: how the loss adds up over parts of a batch.
-        form: of its parameters.
-        buffers: of the model.
-        data: the data-parallel ranks.
-        answers: see Passes.
-        running: makes a block in which the model and functions of its output are to be called.
-    """
+    """Passes through a model that this rank computes from its input to its output."""
 
     def __init__(
         self,
@@ -127,17 +116,7 @@ class WholePasses:
 
 
 class StagedPasses:
-    """Passes through the stages of a pipeline, which cuts the rank's part of the batch into micro-batches.
-
-    Args:
-        pipeline: runs this rank's stages.
-        loss_fn: of output and target.
-        loss_form: how the loss adds up over parts of a batch.
-        form: of their parameters.
-        buffers: of the stages.
-        data: the data-parallel ranks.
-        answers: see Passes.
-    """
+    """Passes through the stages of a pipeline, which cuts the rank's part of the batch into micro-batches."""
 
     def __init__(
         self,

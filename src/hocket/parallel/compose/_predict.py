@@ -24,13 +24,9 @@ class Predictor:
     """Runs the model on global batches that every rank has, and gives every rank the global output.
 
     The batch is divided among data-parallel ranks and into micro-batches where that gives the same output. That is
-    tried once for inputs of a kind: two samples are computed together and each alone. Where an output is not made
-    of the samples' own (a mean over the batch, a cache of keys and values), every rank computes the whole batch.
-
-    Args:
-        composition: The model as this rank holds it.
-        sample: Inputs of the model that a pipeline was made for.
-        taken: Of the entries of a batch of keywords those that are the model's.
+    tried once for inputs of a kind: two samples are computed together and each alone. Where an output is not made of
+    the samples' own (a mean over the batch, a cache of keys and values), every rank computes the whole batch. `sample`
+    are the inputs that a pipeline was made for.
     """
 
     def __init__(self, composition: Composition, sample: Any, taken: Keywords) -> None:

@@ -53,11 +53,6 @@ class ForwardState:
 
     A buffer whose change does not depend on samples then ends as after one pass. One that is a mean over samples is
     averaged over passes and ranks by their samples.
-
-    Args:
-        modules: What this rank computes.
-        data: The data-parallel ranks.
-        found: Buffers that a pass changes.
     """
 
     def __init__(self, modules: Modules, data: World, found: Sequence[ChangedBuffer]) -> None:
@@ -123,12 +118,7 @@ class ForwardState:
 
 
 class StateProbe:
-    """Finds what passes of a batch, and of its parts, leave in buffers.
-
-    Args:
-        modules: What this rank computes, with the model's name of each of their buffers.
-        skipped: Says which modules need not be looked at.
-    """
+    """Finds what passes of a batch, and of its parts, leave in buffers."""
 
     def __init__(self, modules: Modules, skipped: Callable[[torch.nn.Module], bool]) -> None:
         self._places: dict[tuple[int, str], tuple[torch.nn.Module, str, str]] = {}

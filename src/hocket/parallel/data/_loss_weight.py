@@ -66,12 +66,7 @@ class BatchParts:
 
 
 class LossWeights:
-    """Finds the weight of this rank's loss in each back-propagation; its calls are collective operations.
-
-    Args:
-        world: The ranks.
-        marks: Of the model's replicas, compared in the same sum.
-    """
+    """Finds the weight of this rank's loss in each back-propagation; its calls are collective operations."""
 
     def __init__(self, world: World, marks: ReplicaMarks) -> None:
         self._world, self._marks = world, marks

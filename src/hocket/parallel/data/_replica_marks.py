@@ -23,9 +23,6 @@ class ReplicaMarks:
     """What this rank's replica is like, in few numbers whose sums over ranks tell whether all are alike.
 
     One parameter is looked at in each check, the next in the next: most that changes weights changes all of them.
-
-    Args:
-        parameters: Those that all ranks have alike, by name.
     """
 
     SIZE: Final = _BITS + 2

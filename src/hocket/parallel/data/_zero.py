@@ -25,11 +25,7 @@ _AT_ONCE = 2
 class ReduceScatter(BucketReduction):
     """Reductions that leave each rank the average of its own n-th of every bucket.
 
-    Args:
-        count: How many parameters there are.
-        world: The ranks.
-        compression: Compression of the gradients; see `hocket.planner.Plan`.
-        keep: Whether buckets keep their memory until the next step, instead of while they are filled and reduced.
+    If `keep`, buckets keep their memory until the next step, instead of while they are filled and reduced.
     """
 
     rebuilds = False

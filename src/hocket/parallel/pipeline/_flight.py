@@ -17,12 +17,7 @@ Tensor = torch.Tensor
 
 
 class Flight:
-    """A micro-batch between its forward and its backward in one stage.
-
-    Args:
-        stage: the stage.
-        taken: the values of `stage.takes`; their tensors are leaves of the autograd graph.
-    """
+    """A micro-batch between its forward and its backward in one stage; tensors in `taken` are leaves of autograd."""
 
     def __init__(self, stage: Stage, taken: Sequence[Any]) -> None:
         self._stage = stage = stage.now

@@ -408,11 +408,7 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
 
 
 class Rebuilt:
-    """A step: a structure of some type, with tensors in their places.
-
-    Args:
-        like: a structure of that type.
-    """
+    """A step: a structure of some type, with tensors in their places."""
 
     __name__ = "rebuilt"
 

@@ -29,13 +29,7 @@ class OtherBranchError(RuntimeError):
 
 
 class SameAnswer:
-    """A step: checks that code which was followed once holds for this batch too.
-
-    Args:
-        how: gives the answer from a batch's values.
-        answer: the sample's.
-        what: for people.
-    """
+    """A step: checks that code which was followed once holds for this batch too, as `how` gives the same answer."""
 
     __name__ = "check"
 

@@ -14,11 +14,8 @@ _PLAIN = (bool, int, float, complex, str, type(None))
 class SettledAttributes:
     """The attributes that code reads of modules that were looked into, as they were when the model was split.
 
-    Numbers and words, lists and dicts of such, tensors, and the fields of objects that hold settings.
-
-    Args:
-        model: the user's.
-        whole: names of modules whose own code runs in every step.
+    Numbers and words, lists and dicts of such, tensors, and the fields of objects that hold settings. `whole` are names
+    of modules whose own code runs in every step.
     """
 
     def __init__(self, model: torch.nn.Module, whole: Iterable[str]) -> None:

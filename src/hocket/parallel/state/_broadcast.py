@@ -44,12 +44,7 @@ def keepers(module: torch.nn.Module) -> Iterator[Keeper]:
 
 
 class FlatBundle:
-    """Tensors of any types on one device, sent from rank 0 to all as one flat tensor of bytes.
-
-    Args:
-        tensors: The tensors, of the same shapes and types on every rank.
-        world: The ranks.
-    """
+    """Tensors of any types on one device, alike on all ranks, sent from rank 0 to all as one flat tensor of bytes."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], world: World) -> None:
         self._tensors = list(tensors)
@@ -84,11 +79,7 @@ class FlatBundle:
 
 
 class FlatBundles:
-    """Broadcasts of tensors of several devices: a `FlatBundle` for each, kept as long as the tensors are the same.
-
-    Args:
-        world: The ranks.
-    """
+    """Broadcasts of tensors of several devices: a `FlatBundle` for each, kept as long as the tensors are the same."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -24,11 +24,7 @@ from ._shards import TensorShard
 
 
 class DcpShards:
-    """The boxes of one tensor that this rank holds, as DCP wants to be told of them.
-
-    Args:
-        shards: Shards of one tensor; at least one.
-    """
+    """The boxes of one tensor that this rank holds, as DCP wants to be told of them."""
 
     def __init__(self, shards: list[TensorShard]) -> None:
         self._shards = {torch.Size(shard.offsets): shard for shard in shards}

@@ -380,9 +380,6 @@ class Deferred:
     """The parameters of a model that have no memory yet, while it is divided among ranks.
 
     They are ordinary parameters of their device whose storage is empty; in a block of `streaming` they can be used.
-
-    Args:
-        model: A model with parameters on the meta device, of `deferred` or not.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:

@@ -16,11 +16,9 @@ _EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
 class WholeNorms:
     """See `hocket.parallel.state.optim.Totals`.
 
-    Args:
-        groups: The number of its parameter group, for each parameter that the optimizer updates on any rank.
-        copies: What this rank updates, and how many ranks of the world hold the same.
-        world: The ranks that hold parts of the model.
-        local: Whether every rank holds all of it, so that nobody need be asked.
+    `groups` has the number of its parameter group for each parameter that the optimizer updates on any rank; `copies`
+    says how many ranks of the world hold the same. Where every rank holds all of the model (`local`), nobody need be
+    asked.
     """
 
     def __init__(

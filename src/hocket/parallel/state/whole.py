@@ -109,12 +109,7 @@ def _some(names: Collection[str]) -> str:
 
 
 class _Bundle:
-    """Tensors in one flat tensor of bytes, which one collective operation moves.
-
-    Args:
-        tensors: Shape and type of each, by name.
-        device: Where.
-    """
+    """Tensors in one flat tensor of bytes, which one collective operation moves."""
 
     def __init__(self, tensors: Mapping[str, tuple[Shape, torch.dtype]], device: torch.device) -> None:
         spans, end = {}, _ALIGNMENT_NBYTES  # the first byte says whether all went well

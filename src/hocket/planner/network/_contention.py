@@ -65,12 +65,7 @@ class StepLoads(NamedTuple):
 
 
 class Contention:
-    """The first ranks of a cluster, and what their groups do to its links.
-
-    Args:
-        cluster: With its routes.
-        workers: How many of its ranks take part.
-    """
+    """The first ranks of a cluster, and what their groups do to its links."""
 
     def __init__(self, cluster: Cluster, workers: int) -> None:
         self._cluster, self._nodes = cluster, cluster.ranks[:workers]

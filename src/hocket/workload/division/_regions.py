@@ -157,15 +157,7 @@ def inputs_of(module: nn.Module) -> int:
 
 
 class RegionSearch:
-    """Looks for regions in a recording.
-
-    Args:
-        recording: of the model.
-        names: of the modules.
-        free: layers that may be cut.
-        ranks: over how many.
-        loose: parameters that functions use as they are, and that may be cut, by name.
-    """
+    """Looks for regions in a recording: `free` layers may be cut over the ranks, and `loose` parameters, by name."""
 
     def __init__(
         self,

@@ -45,11 +45,7 @@ def sequences(
 
 
 class _NeedsMore(Exception):
-    """A layer works on parts of the sequence and on a whole one, which should be cut too.
-
-    Args:
-        value: the whole one.
-    """
+    """A layer works on parts of the sequence and on a whole one, which should be cut too."""
 
     def __init__(self, value: RecordedValue) -> None:
         super().__init__()

@@ -13,13 +13,7 @@ from hocket.comm import torch_adapter
 
 
 class CountingGroup:
-    """A group of ranks whose collectives are asynchronous, and counted by the bytes that each rank sends.
-
-    Args:
-        group: torch's process group.
-        rank: This rank's number in the group.
-        size: How many ranks there are.
-    """
+    """A group of ranks whose collectives are asynchronous, and counted by the bytes that each rank sends."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
         self.group, self.rank, self.size = group, rank, size

@@ -27,12 +27,7 @@ class SpatialGroups(NamedTuple):
 
 
 class SpatialPeers:
-    """The ranks of spatial parallelism, see `hocket.sharding.ShardPeers`.
-
-    Args:
-        groups: the ranks.
-        heard: hears of what is divided and gathered.
-    """
+    """The ranks of spatial parallelism, see `hocket.sharding.ShardPeers`."""
 
     exchanges = True
     gathers = True

@@ -21,11 +21,7 @@ from ._numbers import own_numbers
 
 
 class TensorPeers:
-    """The ranks that share a model's layers, see `hocket.sharding.ShardPeers`: between layers nothing is exchanged.
-
-    Args:
-        world: the ranks.
-    """
+    """The ranks that share a model's layers, see `hocket.sharding.ShardPeers`: between layers nothing is exchanged."""
 
     exchanges = False
     gathers = True
@@ -96,10 +92,6 @@ class CutParameters(dict[str, Any]):
     """The parameters of a layer; code of the user's that reads one in a forward is given a divided tensor.
 
     So that `self.head.weight.norm()` is the full matrix's. Layers, optimizers and hooks get the parameters themselves.
-
-    Args:
-        plain: the layer's.
-        world: the ranks.
     """
 
     def __init__(self, plain: dict[str, Any], world: World) -> None:

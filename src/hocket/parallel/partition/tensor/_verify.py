@@ -38,14 +38,7 @@ class _Result:
 
 
 class Verifier:
-    """Finds which regions give what the plain model gives.
-
-    Args:
-        model: the whole model, the same on all ranks.
-        sample: for its forward, the same on all ranks.
-        recording: of the model.
-        world: the ranks.
-    """
+    """Finds which regions give what the plain model gives; model and sample are the same on all ranks."""
 
     def __init__(self, model: nn.Module, sample: Any, recording: Recording, world: World) -> None:
         self._model, self._sample, self._recording, self._world = model, sample, recording, world
