@@ -25,7 +25,7 @@ from ._arguments import LaunchArguments
 from ._child import Child
 from ._console import outputs
 from ._doctor import Diagnosis
-from ._failure import LaunchError
+from ._failure import JobEnded, LaunchError
 from ._hosts import BEAT_S, LOST, MARK, passed_on
 from ._job import PASSED_ON, SAVED
 from ._merge import Merger, RankStream
@@ -79,7 +79,7 @@ class _Host:
 
         Raises:
             LaunchError: It has ended, or says nothing in time.
-            _GivenUp: Nobody waits for it any more.
+            JobEnded: Nobody waits for it any more.
         """
         assert self.process.stdout is not None
         fd, line, deadline_s = self.process.stdout.fileno(), b"", time.monotonic() + _READY_S
@@ -108,13 +108,6 @@ class _Host:
                     found: dict[str, Any] = json.loads(rest)
                     return found
                 line = b""
-
-
-class _GivenUp(Exception):
-    def __init__(self, outcome: str, exit_code: int) -> None:
-        super().__init__(outcome)
-        self.outcome = outcome
-        self.exit_code = exit_code
 
 
 class _Signals:
@@ -164,9 +157,9 @@ def run_on_hosts(
 
         def look() -> None:
             if signals.arrived:
-                raise _GivenUp("interrupted", 128 + signals.arrived[0])
+                raise JobEnded("interrupted", 128 + signals.arrived[0])
             if deadline_s is not None and time.monotonic() > deadline_s:
-                raise _GivenUp("timed-out", _TIMED_OUT)
+                raise JobEnded("timed-out", _TIMED_OUT)
 
         try:
             width = max(map(len, arguments.hosts))
@@ -198,7 +191,7 @@ def run_on_hosts(
                 for index, host in enumerate(hosts)
             )
             return _follow(arguments, hosts, merger, signals, deadline_s, say)
-        except _GivenUp as given_up:
+        except JobEnded as given_up:
             say(f"{given_up.outcome} before all hosts were reached, exit status {given_up.exit_code}")
             return given_up.outcome, given_up.exit_code
         finally:

@@ -57,8 +57,8 @@ def decide(
     load = [0] * world
     for table in rest:
         if table.name in by_row:
-            for rank, rows in enumerate(_differences(_even(table.rows, world))):
-                load[rank] += rows * table.nbytes // max(1, table.rows)
+            for rank, (begin, end) in enumerate(itertools.pairwise(_even(table.rows, world))):
+                load[rank] += (end - begin) * table.nbytes // max(1, table.rows)
     found = {}
     for table in sorted(rest, key=lambda t: -t.nbytes):
         if table.name in by_row:
@@ -77,7 +77,3 @@ def _even(rows: int, world: int) -> tuple[int, ...]:
     """Bounds of parts that differ by one row at most, the larger ones first."""
     each, extra = divmod(rows, world)
     return tuple(rank * each + min(rank, extra) for rank in range(world + 1))
-
-
-def _differences(bounds: Sequence[int]) -> list[int]:
-    return [end - begin for begin, end in itertools.pairwise(bounds)]
