@@ -47,15 +47,14 @@ class _Host:
     """One host: its connection, and what it said of itself."""
 
     def __init__(
-        self, name: str, ranks: int, command: Sequence[str], paths: dict[str, str],
-        look: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+        self, name: str, ranks: int, command: Sequence[str], errors_to: str, look: Callable[[], None] = lambda: None
+    ) -> None:
         self.name = name
         self._command = command
         self._look = look  # raises when the user has given up
         self.ranks = ranks
         self.facts: dict[str, Any] = {}
-        with open(paths["stderr"], "wb") as stderr:
+        with open(errors_to, "wb") as stderr:
             # A session of its own: a Ctrl-C is for us, and we pass it on.
             try:
                 self.process = subprocess.Popen(
@@ -143,7 +142,6 @@ def run_on_hosts(
     out, err = outputs(stdout, stderr)
     if arguments.as_json:
         out = err
-    lines = {"stdout": out, "stderr": err}
 
     def say(text: str) -> None:
         if directory is not None:
@@ -164,8 +162,8 @@ def run_on_hosts(
         try:
             width = max(map(len, arguments.hosts))
             for name, ranks in arguments.hosts.items():
-                paths = {stream: merger.pipe(RankStream(lines[stream], b"")) for stream in ("stderr",)}
-                hosts.append(_Host(name, ranks, _command(arguments, name), paths, look))
+                errors_to = merger.pipe(RankStream(err, b""))
+                hosts.append(_Host(name, ranks, _command(arguments, name), errors_to, look))
             threading.Thread(target=_beat, args=(hosts, ended), daemon=True).start()
             _refuse(_prepare(arguments, hosts, lambda line: err.lines(b"", [line]), directory), arguments, say)
             first = hosts[0].facts
@@ -289,7 +287,7 @@ def examine_hosts(hosts: Mapping[str, int], ssh: str) -> Iterator[Diagnosis]:
     ended, reached = threading.Event(), []
     try:
         for name, ranks in hosts.items():
-            reached.append(_Host(name, ranks, _command(arguments, name), {"stderr": os.devnull}))
+            reached.append(_Host(name, ranks, _command(arguments, name), os.devnull))
         threading.Thread(target=_beat, args=(reached, ended), daemon=True).start()
         yield from _prepare(arguments, reached, lambda _: None, None)
         for host in reached:
