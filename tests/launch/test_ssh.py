@@ -346,7 +346,7 @@ def test_an_interrupt_while_a_host_is_not_reached_ends_the_launch(
     assert time.monotonic() - begin_s < deadline(10)
 
 
-@pytest.mark.parametrize("flags", [(), ("--run-dir", "mine")])
+@pytest.mark.parametrize("flags", [(), pytest.param(("--run-dir", "mine"), marks=pytest.mark.long)])
 def test_where_a_run_is_kept_is_said_once_unless_it_was_asked_for(
     hocket: Any, script: Any, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
