@@ -13,15 +13,11 @@ from .compression import Compression
 
 
 class ShardingStrategy:
-    """How data-parallel ranks hold parameters, gradients and optimizer state; here as if there were one rank.
-
-    Attributes:
-        owned: What this rank's optimizer updates.
-        frozen: What this rank holds of parameters that are not trained.
-    """
+    """How data-parallel ranks hold parameters, gradients and optimizer state; here as if there were one rank."""
 
     def __init__(self, owned: Sequence[Owned] = (), frozen: Sequence[Owned] = ()) -> None:
-        self.owned, self.frozen = list(owned), list(frozen)
+        self.owned = list(owned)  # what this rank's optimizer updates
+        self.frozen = list(frozen)  # what this rank holds of parameters that are not trained
 
     @property
     def compression(self) -> Compression | None:
