@@ -219,11 +219,7 @@ def adopt() -> None:
 
 
 def meeting_place(tasks: LaunchedTask) -> tuple[str, str]:
-    """Return the address and port where the tasks meet; all of them must call it.
-
-    Raises:
-        TasksError: They cannot find each other.
-    """
+    """Return the address and port where the tasks meet, or raise TasksError; all of them must call it."""
     if tasks.launcher == "srun" and tasks.rank == 0:
         _say_idle_components(os.environ)
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")

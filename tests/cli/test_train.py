@@ -18,16 +18,7 @@ from hocket.testing import deadline
 _DEADLINE_S = 60
 _HOCKET = (sys.executable, "-c", "from hocket.cli import main; main()")
 _SMALL = ("--patch", "16", "--batch-size", "4")
-_UNENDING = (
-    "train",
-    "cosmoflow",
-    "--size",
-    "tiny",
-    "-n",
-    "2",
-    "--steps",
-    "1000000",
-)  # no workload starts sooner
+_UNENDING = ("train", "cosmoflow", "--size", "tiny", "-n", "2", "--steps", "1000000")  # no workload starts sooner
 
 
 def hocket(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -203,6 +194,7 @@ def test_ctrl_c_writes_what_is_known(tmp_path: Path) -> None:
     assert_no_worker_left(run, within_s=0.0)
 
 
+@pytest.mark.long  # launch/test_signals has what becomes of ranks
 def test_kill_9_leaves_the_directory_readable_and_no_worker(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start(*_UNENDING, "--out", str(run), cwd=tmp_path)

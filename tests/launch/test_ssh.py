@@ -86,7 +86,7 @@ def test_flags_of_the_job_reach_the_hosts_and_those_about_hosts_do_not(script: A
 
 def test_what_a_host_says_is_found_behind_a_greeting_without_a_line_end() -> None:
     noise: list[bytes] = []
-    host = _Host("a", 1, ["echo", f'news\n\nWelcome, user{MARK}{{"a": 1}}'], {"stderr": os.devnull})
+    host = _Host("a", 1, ["echo", f'news\n\nWelcome, user{MARK}{{"a": 1}}'], os.devnull)
     assert host.hear(noise.append) == {"a": 1}
     assert noise == [b"news", b"", b"Welcome, user"]
     host.process.communicate(timeout=deadline(20))
@@ -346,7 +346,7 @@ def test_an_interrupt_while_a_host_is_not_reached_ends_the_launch(
     assert time.monotonic() - begin_s < deadline(10)
 
 
-@pytest.mark.parametrize("flags", [(), ("--run-dir", "mine")])
+@pytest.mark.parametrize("flags", [(), pytest.param(("--run-dir", "mine"), marks=pytest.mark.long)])
 def test_where_a_run_is_kept_is_said_once_unless_it_was_asked_for(
     hocket: Any, script: Any, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:

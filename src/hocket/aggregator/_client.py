@@ -169,10 +169,8 @@ class AggregationClient:
     def _step(self, began_s: float, wait_s: float) -> bool:
         """Send and receive what is possible, and wait up to `wait_s` for that.
 
-        Silence before `began_s` is nobody's fault; a `wait_s` of 0 is to look only.
-
-        Returns:
-            Whether anything came, or may be sent now.
+        Silence before `began_s` is nobody's fault; a `wait_s` of 0 is to look only. Returns whether anything came, or
+        may be sent now.
         """
         if self.error is not None:
             raise self.error

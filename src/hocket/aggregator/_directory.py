@@ -126,6 +126,5 @@ class Directory:
             group.check(now_s)
 
     def close(self) -> None:
-        """End all groups."""
         for group in list(self._groups):
             group.fail(FailCode.CLOSING, None, "the aggregator is closing")

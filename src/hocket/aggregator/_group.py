@@ -171,7 +171,6 @@ class Group:
     # --- how it ends --------------------------------------------------------------------------------------------------
 
     def over(self, operation: GroupOperation) -> None:
-        """Note that an operation has been served."""
         if self.operations.pop(operation.request.sequence, None) is not None:
             self._owner.operation_over(operation)
             if not self.ended:

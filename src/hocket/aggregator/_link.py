@@ -66,7 +66,6 @@ class FrameLink:
         return bool(self._out)
 
     def send(self, frame: Frame) -> None:
-        """Queue a control frame."""
         raw = encode(frame)
         self._control_nbytes += len(raw)
         self._queue(memoryview(raw), None)

@@ -58,7 +58,6 @@ class Upstream(FrameLink):
         return not self.over and self._down_nbytes > self._window_nbytes > 0
 
     def answers(self, now_s: float, most_s: float) -> bool:
-        """See FrameLink."""
         if self.paused:  # what it may have answered is not read
             self.heard_s = now_s
         if not self._window_nbytes:  # it takes no questions yet, and owes an answer to the greeting

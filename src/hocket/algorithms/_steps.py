@@ -49,7 +49,6 @@ def mirrored(steps: Sequence[Step], *, reduce: bool) -> list[Step]:
 
 
 def joined(steps: Iterable[Step]) -> Step:
-    """Return the transfers of several steps as one step."""
     parts = list(steps)
     columns = [np.concatenate([part.columns[i] for part in parts]) for i in range(5)]
     return Step.of(*columns[:4], reduce=columns[4])

@@ -56,12 +56,7 @@ def calibrate(
 
 
 def _calibrated(
-    model: torch.nn.Module,
-    optimizer: Any,
-    inputs: Any,
-    world: World,
-    say: Callable[[str], None],
-    seconds: float | None,
+    model: torch.nn.Module, optimizer: Any, inputs: Any, world: World, say: Callable[[str], None], seconds: float | None
 ) -> Calibration:
     begin = time.perf_counter()
     say("1 of 4: the model, on one rank and on all at once")

@@ -83,7 +83,6 @@ def busy() -> str:
 
 
 def taken(key: str) -> Calibration | None:
-    """Return the calibration that is kept under a key, if there is one."""
     if os.environ.get(VARIABLE) in ("again", "off"):
         return None
     try:

@@ -64,12 +64,8 @@ def loss_by_made_up_targets(loss_fn: Any, model: torch.nn.Module, inputs: Any) -
 def with_loss(workload: Workload, model: torch.nn.Module, inputs: Any, loss: LossOfOutput, optimizer: str) -> Workload:
     """Return the workload of a model with the memory and the time of a loss, which its last layer has.
 
-    Args:
-        workload: Of the model with these inputs, captured with the sum of its outputs for a loss.
-        model: The user's, on the device that it trains on; it stays as it is.
-        inputs: Of a rank's part of a batch.
-        loss: Of output and inputs.
-        optimizer: See `capture`.
+    `workload` was captured with the sum of its outputs for a loss; the model, on the device that it trains on, stays as
+    it is, and `inputs` are of a rank's part of a batch.
     """
     degrees = sorted({share.degree for layer in workload.layers for share in layer.shares if share.axis == "tensor"})
     counted = capture(
@@ -143,7 +139,6 @@ def _seconds(model: torch.nn.Module, inputs: Any, loss: LossOfOutput) -> tuple[f
 
 
 def _target(loss_fn: Any, output: torch.Tensor) -> Target | None:
-    """Return what makes a target of an output."""
     shapes: list[Callable[[torch.Tensor], list[int]]] = [lambda out: [*out.shape[:-1]]]
     if output.dim() > 2:
         shapes.append(lambda out: [out.shape[0], *out.shape[2:]])

@@ -66,7 +66,6 @@ def check_place(verb: str, path: Path | None, option: str = "") -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as one JSON document."""
     print(json.dumps(_numbers(value), indent=2, allow_nan=False))
 
 

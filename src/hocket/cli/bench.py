@@ -25,7 +25,6 @@ class _Spellings(TyperGroup):
     """Commands whose names are known however the words in them are parted: all_reduce, all-reduce, allreduce."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Find a command."""
         same = [name for name in self.list_commands(ctx) if _letters(name) == _letters(cmd_name)]
         return super().get_command(ctx, same[0] if same else cmd_name)
 

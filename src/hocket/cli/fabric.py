@@ -132,8 +132,7 @@ def exec_(
     host: Annotated[str, typer.Argument(help="Where: a host, or beside a switch.")],
     command: Annotated[list[str], typer.Argument(help="The program and its arguments.")],
     name: Annotated[
-        str | None,
-        typer.Option("--name", help="The fabric's, before the program; not needed if only one is up."),
+        str | None, typer.Option("--name", help="The fabric's, before the program; not needed if only one is up.")
     ] = None,
 ) -> None:
     """Run a command inside a host."""

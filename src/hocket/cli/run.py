@@ -20,14 +20,7 @@ if TYPE_CHECKING:
 
 def run(context: typer.Context) -> None:
     """Run a script on several ranks of this host, or of several hosts, as torchrun does."""
-    from hocket.launch import (
-        ArgumentError,
-        LaunchError,
-        argument_parser,
-        batch_script,
-        parse_arguments,
-        step_command,
-    )
+    from hocket.launch import ArgumentError, LaunchError, argument_parser, batch_script, parse_arguments, step_command
     from hocket.launch import run as carry_out
 
     try:

@@ -25,8 +25,7 @@ _What = Annotated[
 _Stages = Annotated[int | None, typer.Option(min=1, help="Of a pipeline: all stages; by default one a rank.")]
 _Micro = Annotated[int | None, typer.Option("--micro-batches", min=1, help="Of a pipeline: of a step; by default 8.")]
 _World = Annotated[
-    int | None,
-    typer.Option(*RANKS, "--world", min=1, max=MOST_RANKS, help="Ranks; by default the cluster's, or 4."),
+    int | None, typer.Option(*RANKS, "--world", min=1, max=MOST_RANKS, help="Ranks; by default the cluster's, or 4.")
 ]
 _Kind = Annotated[str, typer.Option("--collective", help="all_reduce, reduce_scatter, broadcast, ...")]
 _Root = Annotated[int, typer.Option(help="Of reduce, broadcast, gather and scatter.")]

@@ -65,7 +65,6 @@ class ReductionTable(TomlTable):
 
     @classmethod
     def of(cls, capability: Reduction) -> "ReductionTable":
-        """Return the table that describes a capability."""
         known = vars(capability)
         return cls(**{("delay" if key == "delay_s" else key): value for key, value in known.items()})
 

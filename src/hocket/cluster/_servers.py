@@ -8,7 +8,7 @@ those that NCCL's topology model assumes as reachable: PCIe 3.0 x16 12 GB/s, the
 """
 
 import itertools
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 
 from pydantic import Field
 
@@ -74,6 +74,11 @@ class _DeviceServer(_Server):
     pcie_latency: Seconds = 300e-9
     bus: Rate = 10e9
     bus_latency: Seconds = 300e-9
+
+    @property
+    def ports(self) -> int:
+        """One NIC per device, where nothing else is said."""
+        return self.devices
 
     def device(self, layout: GraphBuilder, name: str, index: int) -> int:
         node = layout.node(
@@ -154,11 +159,6 @@ class EflopsServer(_DeviceServer):
     """
 
     kind: Literal["eflops"] = "eflops"
-
-    @property
-    def ports(self) -> int:
-        """One per device."""
-        return self.devices
 
     def place(self, layout: GraphBuilder, name: str) -> list[int]:
         """Add the devices with their NICs, and two sockets that join their switches."""
@@ -246,11 +246,6 @@ class _NvSwitchServer(_DeviceServer):
     nvlink_latency: Seconds = 500e-9
     reduction: ReductionField = None
 
-    @property
-    def ports(self) -> int:
-        """One NIC per device."""
-        return self.devices
-
     def place(self, layout: GraphBuilder, name: str) -> list[int]:
         """Add the devices at one NVSwitch (its planes are striped, so they act as one), each with a NIC of its own."""
         cpus = self.sockets(layout, name)
@@ -330,11 +325,6 @@ class Mi300x(_DeviceServer):
     nvlink_latency: Seconds = 700e-9
     pcie: Rate = 48e9  # PCIe 5.0 x16
 
-    @property
-    def ports(self) -> int:
-        """One NIC per device."""
-        return self.devices
-
     def place(self, layout: GraphBuilder, name: str) -> list[int]:
         """Add the mesh, and a NIC for every device."""
         cpus = self.sockets(layout, name)
@@ -348,15 +338,4 @@ Server: TypeAlias = (
 )
 AnyServer = Annotated[Server, Field(discriminator="kind")]
 
-SERVERS: dict[str, type[Server]] = {
-    "host": PlainHost,
-    "commodity": CommodityServer,
-    "eflops": EflopsServer,
-    "ac922": Ac922,
-    "dgx1": Dgx1,
-    "dgx-a100": DgxA100,
-    "dgx-h100": DgxH100,
-    "dgx-h200": DgxH200,
-    "dgx-b200": DgxB200,
-    "mi300x": Mi300x,
-}
+SERVERS: dict[str, type[Server]] = {form.model_fields["kind"].default: form for form in get_args(Server)}

@@ -16,25 +16,15 @@ _SLOW = 0.6  # of what the quickest fifth of the links give
 
 @dataclass(frozen=True, slots=True)
 class HostLink:
-    """What the ranks of one host sent to those of another, as the kernel counts their TCP connections.
+    """What the ranks of one host sent to those of another, as the kernel counts their TCP connections."""
 
-    Attributes:
-        source: Host that sent.
-        destination: Host that received.
-        nbytes: Bytes that were acknowledged.
-        busy_s: Seconds in which some were under way, the mean over the ranks that sent.
-        rtt_s: Round trip under load, the median over these ranks.
-        least_rtt_s: The shortest round trip.
-        resent: Segments that were sent again.
-    """
-
-    source: str
-    destination: str
-    nbytes: int
-    busy_s: float
-    rtt_s: float
-    least_rtt_s: float
-    resent: int
+    source: str  # host that sent
+    destination: str  # host that received
+    nbytes: int  # bytes that were acknowledged
+    busy_s: float  # seconds in which some were under way, the mean over the ranks that sent
+    rtt_s: float  # round trip under load, the median over these ranks
+    least_rtt_s: float  # the shortest round trip
+    resent: int  # segments that were sent again
 
     @property
     def rate_Bps(self) -> float:
@@ -44,22 +34,15 @@ class HostLink:
 
 @dataclass(frozen=True, slots=True)
 class SlowLink:
-    """A link that gives less than the others.
+    """A link that gives less than the others."""
 
-    Attributes:
-        place: What is slow, "the link of host b", "each link of hosts b, c", "what host b sends", "the link from host a
-            to host b".
-        hosts: Hosts at whose end it is; of a link between two both.
-        rate_Bps: What it gives.
-        others_Bps: What the quickest fifth of those give that are not slow.
-        resent: Segments that were sent again on it.
-    """
-
+    # what is slow, "the link of host b", "each link of hosts b, c", "what host b sends", "the link from host a to host
+    # b"
     place: str
-    hosts: tuple[str, ...]
-    rate_Bps: float
-    others_Bps: float
-    resent: int
+    hosts: tuple[str, ...]  # hosts at whose end it is; of a link between two both
+    rate_Bps: float  # what it gives
+    others_Bps: float  # what the quickest fifth of those give that are not slow
+    resent: int  # segments that were sent again on it
 
 
 def links_of(run: RunRecord) -> list[HostLink]:

@@ -265,14 +265,7 @@ def _explained(
 ) -> tuple[str, str, str]:
     """Return what the cause of some late ranks is called, what to do, and the kind of the verdict.
 
-    Args:
-        parts: Of the steps.
-        rank: The latest of those that have the cause.
-        its: All that have it.
-        late: All late ranks.
-        cause: Name of the part.
-        since: The step from which on they are late.
-        extra_s: What the rank does more in a step.
+    `rank` is the latest of `its`, those that have the cause; it does `extra_s` more in a step, from step `since` on.
     """
     one = parts.run.ranks[rank]
     it, whose = ("each", "each one's") if len(its) > 1 else ("it", "its")

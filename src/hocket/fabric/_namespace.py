@@ -16,11 +16,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter(fd: int) -> None:
-    """Move the calling thread into the namespace that a file descriptor stands for.
-
-    Raises:
-        OSError: the kernel does not allow it.
-    """
+    """Move the calling thread into the namespace of a file descriptor; OSError if the kernel does not allow it."""
     _check(_libc.setns(fd, 0))
 
 

@@ -75,7 +75,6 @@ def path_of(name: str) -> Path:
 
 
 def socket_of(file: str) -> str:
-    """Return the socket beside a fabric's file."""
     return file.removesuffix(".json") + ".sock"
 
 

@@ -19,24 +19,19 @@ class KerasRecorder(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ca
         self._step = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """See keras.callbacks.Callback."""
         self._loop.begin()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """See keras.callbacks.Callback."""
         self._step += 1
         self._loop.stepped()
         if logs and "loss" in logs:
             self._loop.values({"loss": logs["loss"]}, self._step)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """See keras.callbacks.Callback."""
         self._loop.values({name: value for name, value in (logs or {}).items() if name != "loss"}, self._step)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """See keras.callbacks.Callback."""
         self._loop.enter("evaluation")
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """See keras.callbacks.Callback."""
         self._loop.leave("evaluation")

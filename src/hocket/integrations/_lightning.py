@@ -19,12 +19,10 @@ class LightningRecorder(Callback):  # type: ignore[misc, unused-ignore]  # Light
         self._updates = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """See lightning.pytorch.callbacks.Callback."""
         self._updates = trainer.global_step
         self._loop.begin()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """See lightning.pytorch.callbacks.Callback."""
         if trainer.global_step == self._updates:
             return  # the gradients of this batch are added to the next one's
         self._updates = trainer.global_step
@@ -34,10 +32,8 @@ class LightningRecorder(Callback):  # type: ignore[misc, unused-ignore]  # Light
             self._loop.values({"loss": loss}, self._updates)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """See lightning.pytorch.callbacks.Callback."""
         self._loop.enter("evaluation")
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """See lightning.pytorch.callbacks.Callback."""
         self._loop.leave("evaluation")
         self._loop.values(dict(trainer.callback_metrics), trainer.global_step)

@@ -35,7 +35,6 @@ class LoopRecord:
             self._phases[name].__enter__()
 
     def leave(self, name: str) -> None:
-        """End the phase."""
         if name in self._phases:
             self._phases.pop(name).__exit__(None, None, None)
 

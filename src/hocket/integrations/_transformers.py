@@ -19,30 +19,24 @@ class TransformersRecorder(TrainerCallback):
         self._loop = LoopRecord()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """See transformers.TrainerCallback."""
         self._loop.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """See transformers.TrainerCallback."""
         self._loop.stepped()
         self._next(control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """See transformers.TrainerCallback."""
         kept = {name: value for name, value in (logs or {}).items() if name not in _PROGRESS}
         self._loop.values(kept, state.global_step)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """See transformers.TrainerCallback."""
         self._loop.leave("evaluation")
         self._next(control)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """See transformers.TrainerCallback."""
         self._loop.leave("checkpoint")
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """See transformers.TrainerCallback."""
         self._next(control)
 
     def _next(self, control: Any) -> None:

@@ -18,6 +18,15 @@ class LaunchError(RuntimeError):
     """The launch failed before there were ranks that could fail."""
 
 
+class JobEnded(Exception):
+    """The launcher has ended the job: with which outcome, and with which exit code."""
+
+    def __init__(self, outcome: str, exit_code: int) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+        self.exit_code = exit_code
+
+
 @dataclass(frozen=True, slots=True)
 class RankFailure:
     """How a rank failed.

@@ -71,15 +71,12 @@ class Job:
 
     Raises:
         LaunchError: It cannot have a directory or a warden.
-
-    Attributes:
-        name: What HOCKET_JOB is set to in the ranks.
-        directory: A directory for error files and the like, removed at the end.
     """
 
     @_told()
     def __init__(self) -> None:
-        self.name = new_job_name()
+        self.name = new_job_name()  # what HOCKET_JOB is set to in the ranks
+        # a directory for error files and the like, removed at the end
         self.directory = os.path.join(tempfile.gettempdir(), _PREFIX + self.name)
         self._ranks: set[int] = set()
         self._warden: subprocess.Popen[str] | None = None

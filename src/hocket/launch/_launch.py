@@ -21,7 +21,7 @@ from ._arguments import ArgumentError, LaunchArguments, parse_arguments
 from ._child import Child
 from ._clean import sweep_abandoned
 from ._console import Output, Terminal, outputs
-from ._failure import LaunchError, RankFailure, describe, has_raised, in_order, read_failure
+from ._failure import JobEnded, LaunchError, RankFailure, describe, has_raised, in_order, read_failure
 from ._job import PASSED_ON, SAVED, SAVED_MARK, Job
 from ._listener import EndingSignals, FailedRank, Interrupted, JobListener, StartedRank, Streams
 from ._local import run_here
@@ -140,7 +140,7 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
             outcome, code = "interrupted", 128 + interruption.number
         except KeyboardInterrupt:  # before there were ranks
             outcome, code = "interrupted", 128 + signal.SIGINT
-        except _Ended as ended:
+        except JobEnded as ended:
             outcome, code = ended.outcome, ended.exit_code
         finally:
             signals.ignore()
@@ -164,11 +164,7 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
 
 
 def _allow_files(ranks: int) -> None:
-    """Let this process open what so many ranks need of it: in the middle of the start it would be too late.
-
-    Raises:
-        LaunchError: It may not.
-    """
+    """Let this process open what so many ranks need, or raise LaunchError: in the middle of the start is too late."""
     needed = _FILES + _FILES_OF_RANK * ranks
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < needed:  # -1 is no limit
@@ -287,13 +283,6 @@ def _rank_threads(arguments: LaunchArguments) -> int | None:
 def _place(environment: Mapping[str, str]) -> str:
     """Return where a rank meets the others; "" where elastic's own store serves them."""
     return environment.get(rendezvous.VARIABLE, "").partition(" ")[2]
-
-
-class _Ended(Exception):
-    def __init__(self, outcome: str, exit_code: int) -> None:
-        super().__init__(outcome)
-        self.outcome = outcome
-        self.exit_code = exit_code
 
 
 class _RunningJob(JobListener):
@@ -461,11 +450,11 @@ class _RunningJob(JobListener):
         if self._merger.output_closed:
             with contextlib.suppress(OSError):
                 self.say(f"what the ranks print cannot be written: {self._merger.output_closed.strerror}")
-            raise _Ended("output-closed", OUTPUT_CLOSED)
+            raise JobEnded("output-closed", OUTPUT_CLOSED)
         for name in self.aggregators.revive() if self.aggregators else ():
             self.say(f"the aggregator is started again: {name}")
         if self._deadline_s is not None and time.monotonic() > self._deadline_s:
-            raise _Ended("timed-out", TIMED_OUT)
+            raise JobEnded("timed-out", TIMED_OUT)
         self._check_all_come()
         self._end_raised()
 
@@ -501,7 +490,7 @@ class _RunningJob(JobListener):
                 "ranks must come to hocket.distribute, hocket.Trainer or init_process_group",
                 style="bold red",
             )
-            raise _Ended("failed", 1)
+            raise JobEnded("failed", 1)
 
     def failed(self, failures: list[FailedRank], restarts_left: int) -> None:
         self._merger.settle()

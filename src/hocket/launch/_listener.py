@@ -89,14 +89,11 @@ class StoppedRanks:
 
     Others notice a stopped rank when an operation passes its time-out. But while ranks start they wait for minutes,
     because one may import longer than another; that it is stopped only the launcher can tell.
-
-    Attributes:
-        pids: Those that were stopped when a rank failed or was ended.
     """
 
     def __init__(self, timeout_s: float | None) -> None:
         """Watch ranks; `timeout_s` is HOCKET_TIMEOUT, None: nobody is ended before another has failed."""
-        self.pids: set[int] = set()
+        self.pids: set[int] = set()  # those that were stopped when a rank failed or was ended
         self._allowed_s = math.inf if timeout_s is None else timeout_s + _COMPLAIN_S
         self._stopped_s: dict[int, float] = {}
         self._looked_s = time.monotonic()

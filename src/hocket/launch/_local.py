@@ -40,11 +40,7 @@ class _Console:
 def run_here(arguments: LaunchArguments, command: list[str], directory: str, listener: JobListener) -> None:
     """Run a command as all ranks of a job, until they have ended or one has failed.
 
-    Args:
-        arguments: What was asked for.
-        command: The program that each rank starts.
-        directory: Of the job: the ranks meet here, and write their errors here.
-        listener: Who is told.
+    In `directory`, which is the job's, ranks meet and write their errors.
 
     Raises:
         LaunchError: A rank cannot be started.

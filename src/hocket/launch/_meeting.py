@@ -98,11 +98,7 @@ def secret_file(directory: str) -> str:
 
 
 def meet(config: LaunchConfig, directory: str, *, one_host: bool) -> Meeting:
-    """Find out where the launchers of a job meet, and open the store if it is to be here.
-
-    Raises:
-        LaunchError: They cannot meet there.
-    """
+    """Find out where the launchers of a job meet, or raise LaunchError, and open the store if it is to be here."""
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
@@ -161,5 +157,4 @@ def _server(host: str, port: int, secret: bytes, here: bool | None) -> StoreServ
 
 
 def not_met(config: LaunchConfig, error: Exception) -> LaunchError:
-    """Return the error of hosts that did not find each other."""
     return LaunchError(f"the hosts did not meet at {config.rdzv_endpoint!r}: {str(error) or 'not all came in time'}")

@@ -159,8 +159,7 @@ def _facts(order: dict[str, Any]) -> dict[str, Any]:
 def _address(beyond: str | None = None) -> str:
     """Return the address at which the launcher reached this host; it is known to be reachable.
 
-    Args:
-        beyond: Another host's, for a launcher that reached this one by loopback, as where the host's name is 127.0.1.1.
+    `beyond` is another host's, for a launcher that reached this one by loopback, as where the host's name is 127.0.1.1.
     """
     words = os.environ.get("SSH_CONNECTION", "").split()
     address = words[2] if len(words) == 4 else "127.0.0.1"
@@ -173,7 +172,6 @@ def _address(beyond: str | None = None) -> str:
 
 
 def _interface(address: str) -> str | None:
-    """Return the interface that has an address."""
     if ":" in address:
         asked = ipaddress.ip_address(address.partition("%")[0])
         with contextlib.suppress(OSError), open("/proc/net/if_inet6") as file:

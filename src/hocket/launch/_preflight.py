@@ -78,12 +78,7 @@ def _unlike(hosts: Mapping[str, Mapping[str, Any]], title: str, key: str, said: 
 
 
 def judge(hosts: Sequence[str], links: Links) -> Iterator[Diagnosis]:
-    """Yield what the measured links tell: who is not reached, and whose link is slow beside the others'.
-
-    Args:
-        hosts: Their names.
-        links: What `probe` found, by who sent and to whom.
-    """
+    """Yield what the measured links tell: who is not reached, and whose link is slow beside the others'."""
     for (sender, receiver), found in links.items():
         if found["problem"]:
             yield Diagnosis(

@@ -35,20 +35,9 @@ NOWHERE = ("off", "0")  # what says, as that variable or as --run-dir, that no r
 _SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|_KEY$|^KEY$", re.IGNORECASE)
 _WORTH_SAYING = 0.25  # share of the steps' time that a verdict's cause costs
 _OTHERS = (
-    "SLURM_",
-    "OMPI_",
-    "PMI",
-    "SKYPILOT_",
-    "RAY_",
-    "PET_",
-    "LANG",
-    "TZ",
-    "USER",
-    "JOB_",
-    "TORCHELASTIC_",
-    "MALLOC_",
+    "SLURM_", "OMPI_", "PMI", "SKYPILOT_", "RAY_", "PET_", "LANG", "TZ", "USER", "JOB_", "TORCHELASTIC_", "MALLOC_",
     "GLIBC_",
-)
+)  # fmt: skip
 
 
 def default_run_directory(target: str, environment: Mapping[str, str]) -> str | None:
@@ -171,7 +160,6 @@ class LaunchDirectory:
                 os.rename(self.record, free)
 
     def ended(self, **facts: Any) -> None:
-        """Write how it ended."""
         with contextlib.suppress(OSError):  # a full disk; the exit code says how it ended, too
             self._write(ended=_now(), **facts)
         self._log.close()

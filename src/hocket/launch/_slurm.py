@@ -38,11 +38,7 @@ def become_node(flags: Namespace) -> None:
 
 
 def ranks_of_node(environment: Mapping[str, str]) -> int | None:
-    """Return the tasks of each node that a Slurm job asked for; None outside of Slurm.
-
-    Raises:
-        ValueError: Nodes differ.
-    """
+    """Return the tasks of each node that a Slurm job asked for; None outside of Slurm. ValueError: nodes differ."""
     counts = set(tasks_per_node(environment.get("SLURM_TASKS_PER_NODE", "")))
     if "SLURM_NTASKS" not in environment:
         return None

@@ -25,7 +25,7 @@ from ._arguments import LaunchArguments
 from ._child import Child
 from ._console import outputs
 from ._doctor import Diagnosis
-from ._failure import LaunchError
+from ._failure import JobEnded, LaunchError
 from ._hosts import BEAT_S, LOST, MARK, passed_on
 from ._job import PASSED_ON, SAVED
 from ._merge import Merger, RankStream
@@ -47,15 +47,14 @@ class _Host:
     """One host: its connection, and what it said of itself."""
 
     def __init__(
-        self, name: str, ranks: int, command: Sequence[str], paths: dict[str, str],
-        look: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+        self, name: str, ranks: int, command: Sequence[str], errors_to: str, look: Callable[[], None] = lambda: None
+    ) -> None:
         self.name = name
         self._command = command
         self._look = look  # raises when the user has given up
         self.ranks = ranks
         self.facts: dict[str, Any] = {}
-        with open(paths["stderr"], "wb") as stderr:
+        with open(errors_to, "wb") as stderr:
             # A session of its own: a Ctrl-C is for us, and we pass it on.
             try:
                 self.process = subprocess.Popen(
@@ -79,7 +78,7 @@ class _Host:
 
         Raises:
             LaunchError: It has ended, or says nothing in time.
-            _GivenUp: Nobody waits for it any more.
+            JobEnded: Nobody waits for it any more.
         """
         assert self.process.stdout is not None
         fd, line, deadline_s = self.process.stdout.fileno(), b"", time.monotonic() + _READY_S
@@ -108,13 +107,6 @@ class _Host:
                     found: dict[str, Any] = json.loads(rest)
                     return found
                 line = b""
-
-
-class _GivenUp(Exception):
-    def __init__(self, outcome: str, exit_code: int) -> None:
-        super().__init__(outcome)
-        self.outcome = outcome
-        self.exit_code = exit_code
 
 
 class _Signals:
@@ -150,7 +142,6 @@ def run_on_hosts(
     out, err = outputs(stdout, stderr)
     if arguments.as_json:
         out = err
-    lines = {"stdout": out, "stderr": err}
 
     def say(text: str) -> None:
         if directory is not None:
@@ -164,15 +155,15 @@ def run_on_hosts(
 
         def look() -> None:
             if signals.arrived:
-                raise _GivenUp("interrupted", 128 + signals.arrived[0])
+                raise JobEnded("interrupted", 128 + signals.arrived[0])
             if deadline_s is not None and time.monotonic() > deadline_s:
-                raise _GivenUp("timed-out", _TIMED_OUT)
+                raise JobEnded("timed-out", _TIMED_OUT)
 
         try:
             width = max(map(len, arguments.hosts))
             for name, ranks in arguments.hosts.items():
-                paths = {stream: merger.pipe(RankStream(lines[stream], b"")) for stream in ("stderr",)}
-                hosts.append(_Host(name, ranks, _command(arguments, name), paths, look))
+                errors_to = merger.pipe(RankStream(err, b""))
+                hosts.append(_Host(name, ranks, _command(arguments, name), errors_to, look))
             threading.Thread(target=_beat, args=(hosts, ended), daemon=True).start()
             _refuse(_prepare(arguments, hosts, lambda line: err.lines(b"", [line]), directory), arguments, say)
             first = hosts[0].facts
@@ -198,7 +189,7 @@ def run_on_hosts(
                 for index, host in enumerate(hosts)
             )
             return _follow(arguments, hosts, merger, signals, deadline_s, say)
-        except _GivenUp as given_up:
+        except JobEnded as given_up:
             say(f"{given_up.outcome} before all hosts were reached, exit status {given_up.exit_code}")
             return given_up.outcome, given_up.exit_code
         finally:
@@ -236,15 +227,11 @@ def _refuse(found: Iterator[Diagnosis], arguments: LaunchArguments, say: Callabl
 
 
 def _prepare(
-    arguments: LaunchArguments,
-    hosts: list[_Host],
-    noise: Callable[[bytes], None],
-    directory: LaunchDirectory | None,
+    arguments: LaunchArguments, hosts: list[_Host], noise: Callable[[bytes], None], directory: LaunchDirectory | None
 ) -> Iterator[Diagnosis]:
     """Let every host say what it is, compare, see that each reaches the first, and measure how fast they reach others.
 
-    Raises:
-        LaunchError: A host is not reached.
+    A host that is not reached is a LaunchError.
     """
     secret = rendezvous.job_secret() or secrets.token_hex(32).encode()  # by which they know each other
     order = {
@@ -300,7 +287,7 @@ def examine_hosts(hosts: Mapping[str, int], ssh: str) -> Iterator[Diagnosis]:
     ended, reached = threading.Event(), []
     try:
         for name, ranks in hosts.items():
-            reached.append(_Host(name, ranks, _command(arguments, name), {"stderr": os.devnull}))
+            reached.append(_Host(name, ranks, _command(arguments, name), os.devnull))
         threading.Thread(target=_beat, args=(reached, ended), daemon=True).start()
         yield from _prepare(arguments, reached, lambda _: None, None)
         for host in reached:

@@ -129,15 +129,7 @@ def write_flight_records(run: RunRecord, folder: Path) -> None:
                 dtype = next((e["input_dtypes"][0] for e in reversed(entries) if _kind_of(e) == now.kind), "Float")
                 entries.append(
                     _entry(
-                        uids[slot],
-                        len(now.ranks),
-                        now.kind,
-                        _NAMES[dtype],
-                        now.started,
-                        now.nbytes,
-                        begun,
-                        begun,
-                        None,
+                        uids[slot], len(now.ranks), now.kind, _NAMES[dtype], now.started, now.nbytes, begun, begun, None
                     )
                 )
         for number, entry in enumerate(entries):
@@ -148,7 +140,6 @@ def write_flight_records(run: RunRecord, folder: Path) -> None:
 
 
 def _kind_of(entry: dict[str, Any]) -> str:
-    """Return the kind of an entry's operation."""
     return str(entry["profiling_name"]).partition(":")[2]
 
 

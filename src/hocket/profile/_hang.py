@@ -121,7 +121,6 @@ def standing(ranks: Sequence[LiveRank]) -> Hang:
 
 
 def _awaited(one: LiveRank, at: dict[int, LiveRank]) -> list[int]:
-    """Return the ranks that have not come to what a rank waits in."""
     group = one.waiting
     if one.peer is not None and (group is None or not group.ranks):
         return [one.peer] if one.peer in at else []

@@ -19,7 +19,6 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """Return the sum of the lengths."""
     return sum(end - begin for begin, end in intervals)
 
 

@@ -80,7 +80,6 @@ FOLDER: Final = "record"
 
 
 def file_nbytes() -> int:
-    """Return the size of a record's file."""
     return RINGS_FROM + sum(RING_ROWS) * ROW.size
 
 

@@ -19,21 +19,13 @@ _INFO = struct.Struct("<68xI28xI16xQ20xI16xQQ")
 
 @dataclass(slots=True)
 class ConnectionUse:
-    """What a process has sent to one host.
+    """What a process has sent to one host."""
 
-    Attributes:
-        nbytes: Bytes that were acknowledged.
-        busy_s: Seconds in which some were under way and the receiver could take them, of all connections.
-        rtt_s: Smoothed round trip of the connection that sent most.
-        least_rtt_s: The shortest round trip.
-        resent: Segments that were sent again.
-    """
-
-    nbytes: int = 0
-    busy_s: float = 0.0
-    rtt_s: float = 0.0
-    least_rtt_s: float = 0.0
-    resent: int = 0
+    nbytes: int = 0  # bytes that were acknowledged
+    busy_s: float = 0.0  # seconds in which some were under way and the receiver could take them, of all connections
+    rtt_s: float = 0.0  # smoothed round trip of the connection that sent most
+    least_rtt_s: float = 0.0  # the shortest round trip
+    resent: int = 0  # segments that were sent again
 
 
 def links_used() -> dict[tuple[str, str], ConnectionUse]:

@@ -59,7 +59,7 @@ class RankRecord:
         self._text_end = 0
         self._groups: dict[str, int] = {}
         self._begun: dict[int, int] = {}
-        self._patience_s = 0.0
+        self.patience_s = 0.0  # the longest wait since the first step that has ended well
         self._lock = threading.Lock()
         now_s = time.perf_counter()
         lay.HEAD.pack_into(
@@ -106,7 +106,6 @@ class RankRecord:
         self, ring: int, kind: int, *, text: int = 0, seq: int = 0, nbytes: int = 0, flags: int = 0, group: int = 0,
         times: tuple[float, float, float, float, float],
     ) -> None:  # fmt: skip
-        """Append a row to a ring."""
         number = next(self._counts[ring])  # one step of the interpreter: threads need no lock
         at = lay.ring_at(ring) + (number - 1) % lay.RING_ROWS[ring] * lay.ROW.size
         lay.ROW.pack_into(
@@ -175,17 +174,17 @@ class RankRecord:
             op.nbytes, op.posted_s, op.started_s, op.published_s, op.arrived_s, op.finished_s,
         )  # fmt: skip
         words[_ROWS_WORD] = number
-        if inline and op.finished_s - op.posted_s > self._patience_s:
+        if inline and op.finished_s - op.posted_s > self.patience_s:
             self._outwait(op.finished_s - op.posted_s)
 
     def _outwait(self, seconds: float) -> None:
         # Before the first step ranks wait for imports and compilation, which tells nothing of what comes after.
         if self._words[_STEP_WORD]:
-            self._patience_s = self._seconds[_PATIENCE_WORD] = seconds
+            self.patience_s = self._seconds[_PATIENCE_WORD] = seconds
 
     def operation_waited(self, op: OperationRecord, begin_s: float, end_s: float) -> None:
         """See hocket.comm.Observer."""
-        if end_s - begin_s > self._patience_s:
+        if end_s - begin_s > self.patience_s:
             self._outwait(end_s - begin_s)
         path, slot = op.path, self._groups.get(op.group)
         message = path == "message"
@@ -247,11 +246,6 @@ class RankRecord:
             if self._words[_STARTED_WORD + at] > self._words[_FINISHED_WORD + at]:
                 since_s.append(self._seconds[_STARTED_S_WORD + at])
         return max((time.perf_counter() - begin_s for begin_s in since_s if begin_s), default=0.0)
-
-    @property
-    def patience_s(self) -> float:
-        """The longest wait since the first step that has ended well, in seconds."""
-        return self._patience_s
 
     def ended(self) -> None:
         """Say that the program has ended by itself."""

@@ -49,7 +49,6 @@ class StackReader:
         return list(itertools.islice(stack, _FRAMES))
 
     def close(self) -> None:
-        """Close its pipe."""
         for file in (self._read_from, self._write_to):
             with contextlib.suppress(OSError):
                 os.close(file)

@@ -106,7 +106,6 @@ class Cells:
         return first, np.searchsorted(self._keys, base + step.stop) - first
 
     def _holding(self, endpoint: Index, chunk: Index) -> Index:
-        """Return the cell of an endpoint that a chunk is in."""
         return np.searchsorted(self._keys, endpoint * self.chunks + chunk, side="right") - 1
 
 

@@ -10,16 +10,8 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 KINDS: Final = (
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "gather",
-    "scatter",
-    "barrier",
-)
+    "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "barrier",
+)  # fmt: skip
 _REDUCING: Final = frozenset({"all_reduce", "reduce", "reduce_scatter", "barrier"})
 _ROOTED: Final = frozenset({"reduce", "broadcast", "gather", "scatter"})
 _ONE_BLOCK: Final = frozenset({"all_reduce", "reduce", "broadcast", "barrier"})

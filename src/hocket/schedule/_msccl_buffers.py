@@ -47,9 +47,7 @@ class MscclBuffers:
     ) -> tuple[list[MscclMessage], Touches]:
         """Let operations happen in their order.
 
-        Args:
-            ordered: All operations.
-            sent: The send of each receive; see `hocket.schedule._msccl_program.run`.
+        `sent` has the send of each receive; see `hocket.schedule._msccl_program.run`.
 
         Returns:
             The messages, one a chunk, and what touched each chunk at each rank.

@@ -88,7 +88,6 @@ class _Memory:
         return self._values[cell]
 
     def write(self, one: MscclOperation, cell: Cell, value: int) -> None:
-        """Put a value there."""
         self._ordered(one, cell, [self._written.get(cell), *self._read.pop(cell, [])])
         self._written[cell], self._values[cell] = one, value & _MASK
 

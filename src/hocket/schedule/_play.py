@@ -32,11 +32,7 @@ class PlayResult(NamedTuple):
 
 
 def play(schedule: Schedule) -> PlayResult:
-    """Play all steps and compare the end with the contract.
-
-    Raises:
-        MemoryError: there are too many pieces of vectors.
-    """
+    """Play all steps and compare the end with the contract; MemoryError for too many pieces of vectors."""
     cells = Cells(schedule)
     while True:
         try:

@@ -86,7 +86,6 @@ def _moves(schedule: Schedule, chunk: int) -> list[_Move]:
 
 
 def _wanted(schedule: Schedule, chunk: int) -> set[int]:
-    """Return the ranks that contribute to a chunk."""
     block = np.array(chunk // (schedule.chunks // schedule.collective.blocks))
     ranks = np.arange(schedule.world)
     return set(ranks[schedule.collective.before(ranks, block)].tolist())

@@ -60,8 +60,7 @@ def apply_rule(call: OperatorCall) -> Outcome:
 def decomposed(call: OperatorCall) -> Outcome:
     """Return how the results of a call lie, by the operators into which it decomposes.
 
-    Raises:
-        CannotShard: it does not, or one of these cannot be applied to shards as it is.
+    CannotShard if it does not, or one of these cannot be applied to shards as it is.
     """
     if call.func is None or call.in_place:
         call.refuse("has no rule")
@@ -177,7 +176,6 @@ def _broadcast(call: OperatorCall) -> _Broadcast | None:
 
 
 def _answers(result: Any) -> list[Any]:
-    """Return what of a result is no tensor."""
     return [leaf for leaf in leaves(result) if not isinstance(leaf, torch.Tensor)]
 
 

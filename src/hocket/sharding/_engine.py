@@ -62,19 +62,12 @@ class GatheredView(torch.Tensor):
 
 
 class _Source(NamedTuple):
-    """What a gathered view is a view of.
+    """What a gathered view is a view of."""
 
-    Attributes:
-        tensor: the divided tensor, while others hold it.
-        memory: shares its version, which counts what was written to it.
-        version: when it was gathered.
-        base: whether the divided tensor is a view itself, of what others may hold.
-    """
-
-    tensor: weakref.ref[torch.Tensor]
-    memory: torch.Tensor
-    version: int
-    base: bool
+    tensor: weakref.ref[torch.Tensor]  # the divided tensor, while others hold it
+    memory: torch.Tensor  # shares its version, which counts what was written to it
+    version: int  # when it was gathered
+    base: bool  # whether the divided tensor is a view itself, of what others may hold
 
 
 def note(tensor: torch.Tensor, shard: Shard | None, peers: ShardPeers | None = None, weight: str = "") -> torch.Tensor:
@@ -112,35 +105,22 @@ def gathered(tensor: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """In a plan, the place of a tensor.
+    """In a plan, the place of a tensor."""
 
-    Attributes:
-        number: among the tensors that are given.
-        enters: whether it is a replicated one to which a gradient flows.
-        shard: what of it is wanted; None for all.
-    """
-
-    number: int
-    enters: bool
-    shard: Shard | None
+    number: int  # among the tensors that are given
+    enters: bool  # whether it is a replicated one to which a gradient flows
+    shard: Shard | None  # what of it is wanted; None for all
 
 
 class _Plan(NamedTuple):
-    """What is done with all calls of a function whose arguments are divided and shaped alike.
+    """What is done with all calls of a function whose arguments are divided and shaped alike."""
 
-    Attributes:
-        func: the function.
-        arguments: this rank's, with operands and shards of such in the places of tensors; None to take them as given.
-        shards: how each of the results is divided.
-        random: whether random numbers are this rank's own.
-        nested: whether some of these places are in lists, or named.
-    """
-
-    func: Any
+    func: Any  # the function
+    # this rank's, with operands and shards of such in the places of tensors; None to take them as given
     arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
-    shards: list[Shard | None]
-    random: bool
-    nested: bool = False
+    shards: list[Shard | None]  # how each of the results is divided
+    random: bool  # whether random numbers are this rank's own
+    nested: bool = False  # whether some of these places are in lists, or named
 
 
 _plans: dict[Any, _Plan | torch.Size | int] = {}

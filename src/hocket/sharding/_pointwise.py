@@ -14,10 +14,8 @@ from ._trees import mapped
 def aligned(call: OperatorCall, tree: Any, channels_last: bool = False) -> tuple[Any, Shard, int]:
     """Return arguments divided as the first divided one is, for operators that broadcast them against each other.
 
-    An operand that has one entry along the divided dim, or lacks the dim, goes with every shard.
-
-    Returns:
-        The arguments, how the broadcast result is divided, and how many dims it has.
+    An operand that has one entry along the divided dim, or lacks the dim, goes with every shard. Returned with how the
+    broadcast result is divided, and how many dims it has.
     """
     operands = list(_operands(tree))
     ndim = max(one.ndim for one in operands)

@@ -39,14 +39,8 @@ def layered(
 ) -> Outcome:  # fmt: skip
     """Return how the result of a layer lies whose weight is divided, or whose input along the dim that it mixes.
 
-    Args:
-        call: The call.
-        input: Of the layer.
-        weight: Of the layer.
-        bias: Of the layer; None where it has none.
-        dims: Of the weight: that of outputs, that of inputs.
-        product: Makes the result of input, weight and bias; of input and weight, where a bias is added later.
-        channel: Of input and result: the dim of features, from the end.
+    `dims` of the weight are that of outputs and that of inputs; `channel`, of input and result, is the dim of features,
+    from the end. `product` makes the result of input, weight and bias, or of the first two where a bias is added later.
     """
     made, mixed = weight.shard, input.shard is not None and input.shard.dim == input.ndim + channel
     if made is not None and made.dim == dims[0] and input.shard is None:

@@ -235,7 +235,6 @@ def cat(call: OperatorCall, tensors: Any, dim: int = 0) -> Outcome:
 
 @rule("stack")
 def stack(call: OperatorCall, tensors: Any, dim: int = 0) -> Outcome:
-    """Return how a stack of tensors lies."""
     return _joined(call, tensors, dim, True)
 
 

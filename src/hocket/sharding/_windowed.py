@@ -42,11 +42,7 @@ def windows(kernel: Any, stride: Any, padding: Any, dilation: Any, n: int, ceil:
 def _spatial(call: OperatorCall, input: Operand, n: int, channels: bool) -> int | None:
     """Return which of the n spatial dims is divided; None where none is, and every shard is worked on alone.
 
-    Args:
-        call: the call.
-        input: its input.
-        n: number of spatial dims, the last ones.
-        channels: whether the operator mixes channels.
+    `channels` says whether the operator mixes channels; the n spatial dims are the last ones.
 
     Raises:
         CannotShard: channels are divided and mixed, or ranks do not exchange rows.

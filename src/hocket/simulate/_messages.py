@@ -28,13 +28,10 @@ class MessagesUnderWay:
 
     Messages between the same two ranks follow each other. Those that share a link each get an even part of it, and
     what others leave that are held back elsewhere.
-
-    Attributes:
-        next_s: When something happens next; infinite if nothing is on its way.
     """
 
     def __init__(self) -> None:
-        self.next_s = math.inf
+        self.next_s = math.inf  # when something happens next; infinite if nothing is on its way
         self._coming: list[tuple[float, int, int]] = []  # time, number and stamp of a message that is ready, or there
         self._messages: dict[int, _Message] = {}
         self._on: dict[Hashable, list[int]] = {}  # messages on every link
@@ -43,13 +40,8 @@ class MessagesUnderWay:
     def send(self, number: int, now: float, latency: float, path: Path, channel: Hashable, nbytes: float = 0.0) -> None:
         """Let a message go.
 
-        Args:
-            number: Of the message.
-            now: When it is sent.
-            latency: Seconds that it takes besides, before it is on any link.
-            path: What it passes.
-            channel: Messages of one channel follow each other.
-            nbytes: Of the message, by which a link is shared evenly. Without it, all links count as equally fast.
+        `latency` is what it takes besides, before it is on any link of its `path`. Messages of one `channel` follow
+        each other. A link is shared evenly by `nbytes`; without them, all links count as equally fast.
         """
         self._messages[number] = _Message(path, channel, nbytes)
         heapq.heappush(self._coming, (now + latency, number, 0))

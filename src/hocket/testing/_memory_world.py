@@ -76,7 +76,6 @@ class MemoryPointToPoint:
         self._me = me
 
     def send(self, flat: torch.Tensor, peer: int) -> _Sent:
-        """Send a copy."""
         lane = self._world.lane(self._me, peer)
         lane.sent.append(flat.clone())
         lane.match()

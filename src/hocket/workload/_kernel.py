@@ -30,29 +30,17 @@ class Float32Formats:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What an operator launches, as an `Operation` has it.
+    """What an operator launches, as an `Operation` has it."""
 
-    Attributes:
-        name: What such kernels are called together.
-        kind: Of `Operation.kind`.
-        number_format: Of products, and of what is done for their sake; "" of others.
-        flops: Floating-point operations.
-        performed: Those that are computed, where that is known to differ; 0 elsewhere.
-        moved: Bytes that are read and written.
-        fixed: Of these, weights.
-        calls: How many.
-        inner_calls: Of `Operation.inner_calls`.
-    """
-
-    name: str
-    kind: str = ""
-    number_format: str = ""
-    flops: float = 0.0
-    performed: float = 0.0
-    moved: float = 0.0
-    fixed: float = 0.0
-    calls: int = 1
-    inner_calls: int = 0
+    name: str  # what such kernels are called together
+    kind: str = ""  # of `Operation.kind`
+    number_format: str = ""  # of products, and of what is done for their sake; "" of others
+    flops: float = 0.0  # floating-point operations
+    performed: float = 0.0  # those that are computed, where that is known to differ; 0 elsewhere
+    moved: float = 0.0  # bytes that are read and written
+    fixed: float = 0.0  # of these, weights
+    calls: int = 1  # how many
+    inner_calls: int = 0  # of `Operation.inner_calls`
 
 
 def format_of(dtype: torch.dtype) -> str:

@@ -20,18 +20,13 @@ from ._units import Loss, Unit, hooked
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """What is alive at the fullest moment of a unit's two passes, besides weights, buffers and the batch.
+    """What is alive at the fullest moment of a unit's two passes, besides weights, buffers and the batch."""
 
-    Attributes:
-        passing: Bytes that grow with the batch.
-        fixed: Bytes of parameters' gradients, of what else has a parameter's shape in the backward pass, and of weights
-            in another type.
-        in_loss: Whether that is while the loss is computed or derived, after the model's end.
-    """
-
-    passing: int = 0
+    passing: int = 0  # bytes that grow with the batch
+    # bytes of parameters' gradients, of what else has a parameter's shape in the backward pass, and of weights in
+    # another type
     fixed: int = 0
-    in_loss: bool = False
+    in_loss: bool = False  # whether that is while the loss is computed or derived, after the model's end
 
 
 class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]

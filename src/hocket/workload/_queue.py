@@ -17,9 +17,7 @@ _BUSY, _AHEAD = 1.05, 2.0  # times what the host takes: the device is behind; fa
 class Queue(Protocol):
     """A device that runs behind the host."""
 
-    def host_s(self) -> float:
-        """Return the host's clock."""
-        ...
+    def host_s(self) -> float: ...
 
     def mark(self) -> Any:
         """Put a mark behind what is queued; nobody waits."""
@@ -53,7 +51,6 @@ class CudaQueue:
             self._each_s = min(self._each_s, max(1e-5, self.between_s(before, after)))
 
     def host_s(self) -> float:
-        """See Queue."""
         return time.perf_counter()
 
     def mark(self) -> torch.cuda.Event:

@@ -195,15 +195,8 @@ def _product(
 ) -> Kernel:  # fmt: skip
     """Return the product of all rows with a matrix, in so many steps if `calls` is given; of `idle` rows it is unused.
 
-    Args:
-        stack: Of which.
-        number_format: In which it runs.
-        matrix: Numbers in the matrix.
-        moved: Numbers that are read and written.
-        weights: Of these, weights.
-        calls: Steps.
-        inner_calls: Of its one kernel, if it is one, how many are inside of the operator.
-        idle: Rows whose result nobody needs, which are computed all the same.
+    Of the numbers `moved` (read and written) so many are `weights`; `inner_calls` says of its one kernel, if it is one,
+    how many are inside of the operator; `idle` rows are computed all the same.
     """
     full, nbytes = 2.0 * stack.rows * matrix, float(moved * stack.itemsize)
     name, kind = f"products{often(full, nbytes)}", ""

@@ -45,14 +45,8 @@ def shares_of(
 ) -> dict[int, tuple[Share, ...]]:  # fmt: skip
     """By unit, one rank's share for each number of ranks; units that stay whole are left out.
 
-    Args:
-        model: Which is divided.
-        trace: Of it.
-        held: What units have.
-        degrees: Numbers of ranks.
-        known: Whether kernels are told apart.
-        in_steps: Makes another trace, in which recurrent layers do one step after the other with operators of their
-            own: so they run where ranks have parts of their hidden units.
+    `known` says whether kernels are told apart; `in_steps` makes another trace, in which recurrent layers do one step
+    after the other with operators of their own: so they run where ranks have parts of their hidden units.
     """
     found: dict[int, tuple[Share, ...]] = {}
     if not trace.recording.complete:  # the loss went around the model's forward, by which the Trainer would divide it
@@ -106,13 +100,9 @@ def operations_of(
 ) -> tuple[Operation, ...]:  # fmt: skip
     """Return what a unit does, as operations.
 
-    Args:
-        trace: Of the model.
-        unit: Its index.
-        saved: Bytes that it keeps for the backward pass, and how many of them do not grow with the batch.
-        part: Of each operation.
-        divided: By place of a call, among how many ranks it is divided.
-        known: Whether kernels are told apart; else, where times are measured, all is one operation.
+    `saved` are the bytes that it keeps for the backward pass, and how many of them do not grow with the batch;
+    `divided` says by place of a call among how many ranks it is. Unless kernels are `known` apart, as where times are
+    measured, all is one operation.
     """
     parts = divided or {}
     if not known:

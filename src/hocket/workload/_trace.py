@@ -265,12 +265,8 @@ def _outside(file: str) -> bool:
 def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss, *, recurrent: bool = True) -> Trace:
     """Return what a forward pass with its loss does.
 
-    Args:
-        model: Which.
-        units: Of it.
-        batch: That it is given.
-        run: From both, the loss.
-        recurrent: Whether recurrent layers on the meta device are one operator each, and not their single steps.
+    `run` gives the loss of model and batch. If `recurrent`, recurrent layers on the meta device are one operator each,
+    and not their single steps.
 
     Raises:
         WorkloadError: it has no gradient, or asks for a value on the meta device.

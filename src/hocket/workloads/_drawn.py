@@ -27,11 +27,7 @@ class Drawn(Dataset[T_co]):
         return self._length
 
     def random(self, index: int) -> np.random.Generator:
-        """Return the random numbers of an item.
-
-        Raises:
-            IndexError: There is no such item; this is how iteration over a data set ends.
-        """
+        """Return an item's random numbers; IndexError, with which iteration over a data set ends, if there is none."""
         if not 0 <= index < self._length:
             raise IndexError(f"{type(self).__name__}: index {index} is not in 0..{self._length - 1}")
         return np.random.default_rng((self.seed, self.epoch, index))

@@ -23,11 +23,9 @@ _SLOW_STEP_S = 5.0  # one round has to do when a step takes longer
 def measure(together: Trainee, alone: Trainee | None, *, step_s: float, budget_s: float) -> dict[str, Any]:
     """Return the samples per second of n workers together and of one alone; called by every worker, with one answer.
 
-    Args:
-        together: Trains with all workers.
-        alone: Worker that trains without communication on its share of a batch; on the first worker, and there only.
-        step_s: Seconds that one step is expected to take; the same on every worker.
-        budget_s: About how long the whole may take, unless single steps take longer; the same on every worker.
+    `alone` trains without communication on its share of a batch, on the first worker and there only. Steps are expected
+    to take `step_s` seconds, and the whole about `budget_s`, unless single steps take longer; both are the same on
+    every worker.
 
     Returns:
         JSON values: "efficiency" (samples/s of n over n times samples/s of one: medians), its lowest and highest round,

@@ -26,11 +26,7 @@ class Diverged(RuntimeError):
 
 
 class Trainee:
-    """A model in training; `step` makes one step and goes on from epoch to epoch without end.
-
-    Attributes:
-        times: When each of the last 50 steps began and ended, in perf_counter seconds.
-    """
+    """A model in training; `step` makes one step and goes on from epoch to epoch without end."""
 
     def __init__(
         self,
@@ -46,6 +42,7 @@ class Trainee:
         self.epoch = 0
         self.steps = 0
         self.learning_rate = 0.0
+        # when each of the last 50 steps began and ended, in perf_counter seconds
         self.times: deque[tuple[float, float]] = deque(maxlen=_STEPS_OF_TRACE)
         self.device = device
         self._workload = workload

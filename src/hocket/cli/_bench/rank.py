@@ -22,32 +22,24 @@ Sample = tuple[float, float]
 
 
 class Rank:
-    """One rank: reads the spec named on the command line and joins the world.
-
-    Attributes:
-        spec: Description of the work.
-        rank: Number of this rank.
-        n: Number of ranks.
-        mpi: mpi4py's module if the spec asks for MPI, else None.
-        gloo: A Gloo group of all ranks.
-    """
+    """One rank: reads the spec named on the command line and joins the world."""
 
     def __init__(self) -> None:
-        self.spec: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
-        self.n: int = self.spec["n"]
-        self.mpi: Any = None
+        self.spec: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())  # description of the work
+        self.n: int = self.spec["n"]  # number of ranks
+        self.mpi: Any = None  # mpi4py's module if the spec asks for MPI, else None
         if "mpi" in self.spec["systems"]:
             from mpi4py import MPI
 
             self.mpi = MPI
-            self.rank = MPI.COMM_WORLD.Get_rank()
+            self.rank = MPI.COMM_WORLD.Get_rank()  # number of this rank
         else:
             self.rank = int(os.environ["RANK"])
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         dist.init_process_group(
             "hocket", store=FileStore(self.spec["store"], self.n), rank=self.rank, world_size=self.n
         )
-        self.gloo = dist.new_group(backend="gloo")
+        self.gloo = dist.new_group(backend="gloo")  # a Gloo group of all ranks
 
     def measure(self, operation: Callable[[], Any]) -> Sample:
         """Do `operation` at the same instant on all ranks."""
@@ -85,7 +77,6 @@ class Rank:
         return [seconds for seconds, late_s in both.tolist() if late_s <= limit_s]
 
     def report(self, result: dict[str, Any]) -> None:
-        """Rank 0 writes the result; the world ends."""
         if self.rank == 0:
             Path(self.spec["result"]).write_text(json.dumps(result))
         dist.barrier()

@@ -40,7 +40,6 @@ def collective_cells(result: dict[str, Any]) -> tuple[list[str], Cells]:
 
 
 def step_cells(result: dict[str, Any]) -> tuple[list[str], Cells]:
-    """Return headers and cells of training steps."""
     headers = ["model", "system", "median", "p90", "speed-up over DDP on Gloo"]
     cells = [
         [
@@ -56,7 +55,6 @@ def step_cells(result: dict[str, Any]) -> tuple[list[str], Cells]:
 
 
 def terminal_table(title: str, headers: list[str], cells: Cells) -> Table:
-    """Return a rich table."""
     table = Table(title=title, title_justify="left")
     for i, header in enumerate(headers):
         table.add_column(header, justify="left" if i < 2 else "right")

@@ -12,19 +12,12 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class BatchShard:
-    """One rank's part of a global batch.
+    """One rank's part of a global batch."""
 
-    Attributes:
-        begin: The rank's first sample in the batch.
-        end: One past the rank's last sample.
-        total: Samples of the whole batch.
-        world: How many ranks share the batch.
-    """
-
-    begin: int
-    end: int
-    total: int
-    world: int
+    begin: int  # the rank's first sample in the batch
+    end: int  # one past the rank's last sample
+    total: int  # samples of the whole batch
+    world: int  # how many ranks share the batch
 
     @classmethod
     def of(cls, total: int, world: int, rank: int) -> BatchShard:

@@ -14,17 +14,11 @@ _IGNORED = (-100, -1, 0)
 
 @dataclass(frozen=True, slots=True)
 class TensorCount:
-    """Counts entries of one tensor of a batch.
+    """Counts entries of one tensor of a batch."""
 
-    Attributes:
-        path: Keys and positions that lead to it.
-        ignored: The label that is not counted; None for the sum of a mask.
-        shifted: Whether the first entry of each sample is left out, as a model that predicts the next one does.
-    """
-
-    path: tuple[Any, ...]
-    ignored: int | None
-    shifted: bool
+    path: tuple[Any, ...]  # keys and positions that lead to it
+    ignored: int | None  # the label that is not counted; None for the sum of a mask
+    shifted: bool  # whether the first entry of each sample is left out, as a model that predicts the next one does
 
     def __call__(self, batch: Any) -> float:
         """Return the count of a batch, or of a part of one."""
@@ -41,13 +35,9 @@ class TensorCount:
 
 @dataclass(frozen=True, slots=True)
 class AgreedCount:
-    """The count of several tensors that have been found to give the same one; not a number once they do not.
+    """The count of several tensors that have been found to give the same one; not a number once they do not."""
 
-    Attributes:
-        counts: Of each, at least one.
-    """
-
-    counts: tuple[TensorCount, ...]
+    counts: tuple[TensorCount, ...]  # of each, at least one
 
     @classmethod
     def of(cls, counts: Sequence[TensorCount]) -> AgreedCount:

@@ -161,29 +161,16 @@ def _name(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """What goes through the model at once: a rank's shard of a batch, or one of its gradient accumulation steps.
+    """What goes through the model at once: a rank's shard of a batch, or one of its gradient accumulation steps."""
 
-    Attributes:
-        inputs: Inputs of the model: a tuple in order, or a dict by keyword.
-        target: Of the loss: the batch's last entry, all of a batch of keywords, or None where the model has the loss.
-        samples: How many samples count: none where one was given so that the rank keeps step with others.
-        total: Samples of the global batch.
-    """
-
-    inputs: tuple[Any, ...] | dict[str, Any]
-    target: Any
-    samples: int
-    total: int
+    inputs: tuple[Any, ...] | dict[str, Any]  # inputs of the model: a tuple in order, or a dict by keyword
+    target: Any  # of the loss: the batch's last entry, all of a batch of keywords, or None where the model has the loss
+    samples: int  # how many samples count: none where one was given so that the rank keeps step with others
+    total: int  # samples of the global batch
 
 
 class Keywords:
-    """Which entries of a batch of keywords go to a model.
-
-    Args:
-        forward: The model's.
-        targeted: Whether there is a loss function, which gets all of the batch and may want entries that are not the
-            model's.
-    """
+    """Which entries of a batch of keywords go to a model; if `targeted`, a loss function gets all of them."""
 
     def __init__(self, forward: Callable[..., Any], *, targeted: bool) -> None:
         found = inspect.signature(forward).parameters.values()
@@ -191,11 +178,7 @@ class Keywords:
         self._targeted = targeted
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the model's entries.
-
-        Raises:
-            TypeError: an entry is neither the model's nor a loss function's.
-        """
+        """Return the model's entries. Raises TypeError: an entry is neither the model's nor a loss function's."""
         strange = [key for key in batch if self._names is not None and key not in self._names]
         if strange and not self._targeted:
             raise TypeError(
@@ -206,13 +189,7 @@ class Keywords:
 
 
 class BatchSplitter:
-    """Cuts batches for one rank and its passes.
-
-    Args:
-        world: The data-parallel ranks.
-        taken: Of the entries of a mapping those that are the model's.
-        targeted: Whether the loss is a function of its own, which gets a target, and not the model's output.
-    """
+    """Cuts batches for one rank and its passes; if `targeted`, a loss function gets a target."""
 
     def __init__(self, world: World, taken: Keywords, *, targeted: bool = True) -> None:
         self._world = world

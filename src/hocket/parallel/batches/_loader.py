@@ -228,7 +228,6 @@ class SharedLoader:
             self._position += 1
 
     def _draw_and_drop(self, epoch: int) -> None:
-        """Draw what one epoch draws."""
         if isinstance(self.loader, DataLoader):
             draw_worker_seed(self.loader, epoch)
             if self._by_index and hasattr(self.loader.batch_sampler, "__len__"):  # an endless one has only one epoch

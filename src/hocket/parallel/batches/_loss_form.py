@@ -28,25 +28,16 @@ Kind = Literal["sum", "weight", "graph", "samples"]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLoss:
-    """The loss of a part of a batch.
+    """The loss of a part of a batch."""
 
-    Attributes:
-        loss: As the loss function has given it, a scalar.
-        weight: What it is multiplied with before parts are added up.
-        count: The part's share of what the sum is divided by.
-        terms: What each term of the loss divides by, as far as its graph tells.
-        paired: Whether the loss function has given sum and count.
-        guard: Whether a count of 1 stands for nothing, unless the loss divides by samples; None if that is not known.
-        by_samples: Whether the loss may divide by samples.
-    """
-
-    loss: torch.Tensor
-    weight: float
-    count: float
-    terms: tuple[float, ...] = ()
-    paired: bool = False
+    loss: torch.Tensor  # as the loss function has given it, a scalar
+    weight: float  # what it is multiplied with before parts are added up
+    count: float  # the part's share of what the sum is divided by
+    terms: tuple[float, ...] = ()  # what each term of the loss divides by, as far as its graph tells
+    paired: bool = False  # whether the loss function has given sum and count
+    # whether a count of 1 stands for nothing, unless the loss divides by samples; None if that is not known
     guard: bool | None = False
-    by_samples: bool = True
+    by_samples: bool = True  # whether the loss may divide by samples
 
     @property
     def value(self) -> float:
@@ -56,24 +47,16 @@ class MeasuredLoss:
 
 @dataclass(slots=True)
 class LossForm:
-    """What is known of a loss.
+    """What is known of a loss."""
 
-    Attributes:
-        reduction: What the user says it is.
-        counter: Gives the count of a part of a batch, as the loader yields it; None if nobody has said so.
-        kind: By what parts are weighted where the loss does not bring its count along.
-        rate: Counts per sample in the last batch, the same on every rank.
-        ratios: What each term divides by, in units of what the first divides by.
-        counts: Whether the loss has divided by something else than samples.
-        inside: Whether the model computes the loss, so that its own graph alone tells the count; None if not known.
-    """
-
-    reduction: Reduction = "mean"
+    reduction: Reduction = "mean"  # what the user says it is
+    # gives the count of a part of a batch, as the loader yields it; None if nobody has said so
     counter: Callable[[Any], Any] | None = None
-    kind: Kind = field(init=False)
-    rate: float = 1.0
-    ratios: tuple[float, ...] = (1.0,)
-    counts: bool = False
+    kind: Kind = field(init=False)  # by what parts are weighted where the loss does not bring its count along
+    rate: float = 1.0  # counts per sample in the last batch, the same on every rank
+    ratios: tuple[float, ...] = (1.0,)  # what each term divides by, in units of what the first divides by
+    counts: bool = False  # whether the loss has divided by something else than samples
+    # whether the model computes the loss, so that its own graph alone tells the count; None if not known
     inside: bool | None = None
 
     def __post_init__(self) -> None:
@@ -86,11 +69,8 @@ class LossForm:
     def measure(self, value: Any, inputs: Any, target: Any, samples: int) -> MeasuredLoss:
         """Return the loss of a part of a batch, and by what it counts.
 
-        Args:
-            value: What the loss function has given: a scalar, or a pair of sum and count.
-            inputs: Inputs of the model.
-            target: Target of the loss.
-            samples: How many samples of the part count; none if it is there only to keep step.
+        `value` is what the loss function has given, a scalar or a pair of sum and count; of a part that is there only
+        to keep step `samples` is 0.
 
         Raises:
             TypeError: the loss is no scalar, or the count no number.
@@ -137,11 +117,7 @@ def batch_of(inputs: Any, target: Any) -> Any:
 
 
 def number(value: Any, what: str) -> float:
-    """Return a count as a number.
-
-    Raises:
-        TypeError: it is none.
-    """
+    """Return a count as a number. Raises TypeError: it is none."""
     if isinstance(value, torch.Tensor) and value.numel() != 1:
         raise TypeError(f"{what} must be one number, not a tensor of shape {list(value.shape)}")
     try:
@@ -151,11 +127,7 @@ def number(value: Any, what: str) -> float:
 
 
 def scalar(loss: Any) -> torch.Tensor:
-    """Return the loss, if it is one.
-
-    Raises:
-        TypeError: it is no scalar.
-    """
+    """Return the loss; TypeError if it is no scalar."""
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         with torch.enable_grad():  # the graph is wanted even where none is being made
             return loss.reshape(())
@@ -170,19 +142,12 @@ def _leaf(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class LossTally:
-    """Adds up the losses of parts of a batch, then of ranks.
-
-    Args:
-        form: Of the loss.
-        device: Where the sums are kept.
-
-    Attributes:
-        sums: Of weighted losses, counts, parts, parts that are not weighted as the form says, losses that are 0 and
-            count nothing, counts that may stand for nothing, parts of which that is not known, and parts that do not
-            divide by samples.
-    """
+    """Adds up the losses of parts of a batch, then of ranks."""
 
     def __init__(self, form: LossForm, device: torch.device | None = None) -> None:
+        # of weighted losses, counts, parts, parts that are not weighted as the form says, losses that are 0 and count
+        # nothing, counts that may stand for nothing, parts of which that is not known, and parts that do not divide by
+        # samples
         self.sums = torch.zeros(8, dtype=torch.float64, device=device)
         self._form = form
 

@@ -9,19 +9,9 @@ import torch
 from hocket.comm import torch_adapter
 
 SAME_VALUES = (
-    "Neg",
-    "ToCopy",
-    "View",
-    "UnsafeView",
-    "ReshapeAlias",
-    "Squeeze",
-    "Unsqueeze",
-    "Alias",
-    "Clone",
-    "Expand",
-    "Permute",
-    "NanToNum",
-)
+    "Neg", "ToCopy", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Alias", "Clone", "Expand",
+    "Permute", "NanToNum",
+)  # fmt: skip
 SUMS = ("SumBackward0", "SumBackward1", "NansumBackward0", "NansumBackward1", "DotBackward0", "VdotBackward0")
 """Sums where the result is a scalar, also of products: `losses.sum(0)`, `losses @ mask`."""
 _PRODUCTS = ("MvBackward0", "MmBackward0", "BmmBackward0")  # what einsum makes sums of
@@ -38,19 +28,12 @@ _MOST = 4096
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A term of a loss.
+    """A term of a loss."""
 
-    Attributes:
-        node: The operator that gives it, below constant factors; None where there are too many to tell.
-        factor: By what it is multiplied, of which the sign is left out.
-        divisor: What it is divided by; None for nothing.
-        again: Whether it is a quotient that is divided once more, as by the number of samples.
-    """
-
-    node: Any
-    factor: float
-    divisor: torch.Tensor | None
-    again: bool = False
+    node: Any  # the operator that gives it, below constant factors; None where there are too many to tell
+    factor: float  # by what it is multiplied, of which the sign is left out
+    divisor: torch.Tensor | None  # what it is divided by; None for nothing
+    again: bool = False  # whether it is a quotient that is divided once more, as by the number of samples
 
 
 def divisors(loss: torch.Tensor, samples: int | None = None) -> tuple[float, ...]:
@@ -59,10 +42,6 @@ def divisors(loss: torch.Tensor, samples: int | None = None) -> tuple[float, ...
     The graph of automatic differentiation has kept it. () where some term is of a form that is not known here. A loss
     of which nothing counts, as everything is masked, has one that divides by 0. Terms of parameters alone (a penalty of
     weights) are the same whatever the samples are, and are left out.
-
-    Args:
-        loss: A scalar.
-        samples: How many it is of; None if that is not known.
     """
     if loss.grad_fn is None:  # perhaps a zero that the program has made
         return (0.0,) if loss.requires_grad and not bool(loss.any()) else ()
@@ -81,10 +60,6 @@ def guarded(loss: torch.Tensor, samples: int | None = None) -> bool | None:
     """Return whether sums of a loss are divided by 1 where there was nothing to count: `sum / count.clamp(min=1)`.
 
     It may be so: where the loss is divided by its samples, and there is one, it looks the same.
-
-    Args:
-        loss: A scalar.
-        samples: How many it is of; None if that is not known.
 
     Returns:
         None where there may have been one thing to count.
@@ -178,10 +153,6 @@ def terms(loss: torch.Tensor, samples: int | None = None) -> list[Term]:
 
     A sum or mean of losses that the program has put together (`torch.stack([a, b]).mean()`) is taken apart, and so is
     one over what was summed, or averaged, over the samples before (`losses.mean(0).sum()`).
-
-    Args:
-        loss: A scalar.
-        samples: How many it is of; None if that is not known.
     """
     found: list[Term] = []
     todo = [Term(loss.grad_fn, 1.0, None)]

@@ -40,11 +40,7 @@ class RngStates(NamedTuple):
 
 
 class RandomStream:
-    """Random numbers kept apart: inside `with stream:` the global generators continue where that last ended.
-
-    Args:
-        states: The states to begin with.
-    """
+    """Random numbers kept apart: inside `with stream:` the global generators continue where that last ended."""
 
     def __init__(self, states: RngStates) -> None:
         self._depth = 0

@@ -23,11 +23,7 @@ class SeededDataset(Dataset[Any]):
     """A map-style data set whose random augmentation depends on seed, epoch and place in the sequence only.
 
     So it does not depend on which rank or which worker process loads the sample. Everything else that is asked of it,
-    it passes on to the user's data set.
-
-    Args:
-        dataset: The user's data set.
-        seed: Seed that is common to all ranks; None to load without seeding.
+    it passes on to the user's data set. `seed` is common to all ranks; None to load without seeding.
     """
 
     def __init__(self, dataset: Any, seed: int | None) -> None:
@@ -35,7 +31,6 @@ class SeededDataset(Dataset[Any]):
         object.__setattr__(self, "_seed", None if is_deterministic(dataset) else seed)
 
     def __getitems__(self, keys: Sequence[Key]) -> Sequence[Any]:
-        """Return the samples of `keys`."""
         dataset, seed = self._dataset, self._seed
         many = getattr(dataset, "__getitems__", None)
         if seed is None:

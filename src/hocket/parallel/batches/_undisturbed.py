@@ -21,9 +21,6 @@ def undisturbed(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
 
     Attributes that are lists, dicts, sets, tensors or generators of random numbers have their contents put back, too;
     what lies deeper is not seen.
-
-    Args:
-        modules: With all that are inside them.
     """
     inner = list({id(one): one for module in modules for one in module.modules()}.values())
     scripted = [one for one in inner if isinstance(one, torch.jit.ScriptModule)]  # their attributes are not Python's

@@ -25,11 +25,7 @@ def generators(loader: Any) -> list[torch.Generator]:
 
 
 def refuse_divided_sampler(loader: Any) -> None:
-    """Refuse a loader that gives each rank a part of the data set already.
-
-    Raises:
-        ValueError: it does.
-    """
+    """Raise ValueError for a loader that gives each rank a part of the data set already."""
     for sampler in samplers(loader):
         if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
             raise ValueError(

@@ -22,23 +22,15 @@ from .trees import tensors_in
 
 @dataclass(slots=True)
 class Note:
-    """What a loader says of the batch it has yielded.
+    """What a loader says of the batch it has yielded."""
 
-    Attributes:
-        share: This rank's part of the global batch; None where ranks are not in step (evaluation shards).
-        storages: Weak references to the memory of the batch's tensors.
-        nbytes: Their sizes.
-        places: Their addresses.
-        counted: The weight, where the loss is a mean over something else than samples.
-        stated: Whether the program has said so, and not the loss's graph.
-    """
-
+    # this rank's part of the global batch; None where ranks are not in step (evaluation shards)
     share: BatchShard | None
-    storages: tuple[weakref.ref[torch.UntypedStorage], ...] = ()
-    nbytes: tuple[int, ...] = ()
-    places: tuple[int, ...] = ()
-    counted: float | None = None
-    stated: bool = False
+    storages: tuple[weakref.ref[torch.UntypedStorage], ...] = ()  # weak references to the memory of the batch's tensors
+    nbytes: tuple[int, ...] = ()  # their sizes
+    places: tuple[int, ...] = ()  # their addresses
+    counted: float | None = None  # the weight, where the loss is a mean over something else than samples
+    stated: bool = False  # whether the program has said so, and not the loss's graph
 
     @property
     def weight(self) -> float:
@@ -155,8 +147,7 @@ def contested() -> bool:
 def current(inputs: Any = None) -> Note | None:
     """Return the note of the batch in use; None if no loader has yielded any.
 
-    Args:
-        inputs: What the model is called with: tensors of a batch say which one, even if others were yielded since.
+    Tensors of a batch among the model's `inputs` say which one, even if others were yielded since.
     """
     for tensor in tensors_in(inputs):
         plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_meta

@@ -21,51 +21,31 @@ from ._passes import Passes
 
 @dataclass(slots=True)
 class Composition:
-    """See the head of this module.
+    """See the head of this module."""
 
-    Attributes:
-        model: the user's; where there is a pipeline, other ranks' parts of it are empty.
-        modules: what this rank computes, with the model's name of each of their parameters and buffers.
-        places: where these lie in the model's own.
-        mesh: where this rank stands.
-        form: how parameters, gradients and optimizer state are held among data-parallel ranks.
-        passes: compute losses and gradients.
-        buffers: the modules', kept alike.
-        optimizer: works on what this rank owns.
-        plan: that all follows.
-        outline: Of the user's model and the groups of its optimizer, before they were divided.
-        elements: of the parameters that this rank would hold if nothing were divided among data-parallel ranks.
-        apart: how many of elements that are divided among data-parallel ranks whatever the form.
-        cut: names of the parameters that are divided among ranks that share tensors.
-        holders: how many ranks of the pipeline hold each parameter.
-        notes: what was decided about the model, as sentences.
-        divided: how much of the model is divided among ranks that share tensors; None where none do.
-        growing: What is decided while the model runs; sentences as their text.
-        local: whether every rank holds all of the model.
-        known: whether weights are what they are to be: not before a state is loaded into a model of the meta device.
-        draws: whether the optimizer draws random numbers.
-    """
-
-    model: torch.nn.Module
+    model: torch.nn.Module  # the user's; where there is a pipeline, other ranks' parts of it are empty
+    # what this rank computes, with the model's name of each of their parameters and buffers
     modules: list[tuple[torch.nn.Module, dict[str, str]]]
-    places: dict[str, ParameterPlacement]
-    mesh: Mesh
-    form: ShardingStrategy
-    passes: Passes
-    buffers: BroadcastBuffers
-    optimizer: Any
-    plan: Plan
-    outline: ModelOutline
-    elements: int
-    apart: int
-    cut: frozenset[str]
-    holders: dict[str, int]
-    notes: list[str] = field(default_factory=list)
+    places: dict[str, ParameterPlacement]  # where these lie in the model's own
+    mesh: Mesh  # where this rank stands
+    form: ShardingStrategy  # how parameters, gradients and optimizer state are held among data-parallel ranks
+    passes: Passes  # compute losses and gradients
+    buffers: BroadcastBuffers  # the modules', kept alike
+    optimizer: Any  # works on what this rank owns
+    plan: Plan  # that all follows
+    outline: ModelOutline  # of the user's model and the groups of its optimizer, before they were divided
+    elements: int  # of the parameters that this rank would hold if nothing were divided among data-parallel ranks
+    apart: int  # how many of elements that are divided among data-parallel ranks whatever the form
+    cut: frozenset[str]  # names of the parameters that are divided among ranks that share tensors
+    holders: dict[str, int]  # how many ranks of the pipeline hold each parameter
+    notes: list[str] = field(default_factory=list)  # what was decided about the model, as sentences
+    # how much of the model is divided among ranks that share tensors; None where none do
     divided: DividedShare | None = None
-    growing: list[object] = field(default_factory=list)
-    local: bool = False
+    growing: list[object] = field(default_factory=list)  # what is decided while the model runs; sentences as their text
+    local: bool = False  # whether every rank holds all of the model
+    # whether weights are what they are to be: not before a state is loaded into a model of the meta device
     known: bool = True
-    draws: bool = False
+    draws: bool = False  # whether the optimizer draws random numbers
 
     def update(self) -> None:
         """Have the optimizer make its step: now, or as gradients arrive."""

@@ -11,13 +11,7 @@ import torch
 from hocket.planner import Plan, PlanError, PlanFinding, inner, parse_compression
 from hocket.profile import note_plan
 
-from ..batches import (
-    DistributedLoader,
-    ShardedLoader,
-    SharedLoader,
-    average,
-    total,
-)
+from ..batches import DistributedLoader, ShardedLoader, SharedLoader, average, total
 from ..data import DataParallel, synchronise
 from ..mesh import Mesh, World, own_gpu
 from ..mesh import world as _world

@@ -30,13 +30,7 @@ from ..pipeline import (
     traced_in_both_modes,
     unbalanced,
 )
-from ..state import (
-    DimSegment,
-    Owned,
-    ParameterPlacement,
-    ShardBox,
-    is_deferred,
-)
+from ..state import DimSegment, Owned, ParameterPlacement, ShardBox, is_deferred
 
 _FEWEST = 2  # that batch norm takes
 _EXAMINED = 4
@@ -46,11 +40,7 @@ Inputs = tuple[Any, ...] | dict[str, Any]
 
 
 def sample_inputs(sample: Any, plan: Plan) -> Inputs:
-    """Return the sample as positional inputs, or as keywords.
-
-    Raises:
-        PlanError: the plan needs one, and there is none.
-    """
+    """Return the sample as positional inputs, or as keywords; PlanError if the plan needs one, and there is none."""
     names = [axis.name for axis in inner() if axis.sampled]
     if sample is None and any(axis.sampled and axis.degree(plan) > 1 for axis in AXES):
         rule = f"{' and '.join(names)} parallelism run the model on a sample, to see how it can be divided"
@@ -65,38 +55,26 @@ def sample_inputs(sample: Any, plan: Plan) -> Inputs:
 
 @dataclass
 class Draft:
-    """A model on its way to a `Composition`: what the axes of its plan have made of it so far.
+    """A model on its way to a `Composition`: what the axes of its plan have made of it so far."""
 
-    Attributes:
-        model: The user's.
-        optimizer: The user's.
-        plan: What it is to become.
-        mesh: The ranks.
-        inputs: Of the model, as a sample, positional or by keyword; () if there are none.
-        places: Where this rank's parameters and buffers lie in the model's, by name.
-        modules: What this rank computes, with the model's name of each of their parameters and buffers.
-        stages: Those of modules that are stages of a pipeline.
-        cut: Names of the parameters that are divided among ranks that share tensors.
-        running: Makes the block in which the model and its loss run.
-        notes: What was decided about the model, as sentences.
-        divided: How much of the model is divided among ranks that share tensors; None where none do.
-        growing: What is decided while the model runs.
-        fill: Gives parameters their memory, if they have none yet.
-    """
-
-    model: torch.nn.Module
-    optimizer: Any
-    plan: Plan
-    mesh: Mesh
-    inputs: Inputs
+    model: torch.nn.Module  # the user's
+    optimizer: Any  # the user's
+    plan: Plan  # what it is to become
+    mesh: Mesh  # the ranks
+    inputs: Inputs  # of the model, as a sample, positional or by keyword; () if there are none
+    # where this rank's parameters and buffers lie in the model's, by name
     places: dict[str, ParameterPlacement] = field(init=False)
+    # what this rank computes, with the model's name of each of their parameters and buffers
     modules: list[tuple[torch.nn.Module, dict[str, str]]] = field(init=False)
-    stages: list[Stage] = field(default_factory=list)
-    cut: frozenset[str] = frozenset()
+    stages: list[Stage] = field(default_factory=list)  # those of modules that are stages of a pipeline
+    cut: frozenset[str] = frozenset()  # names of the parameters that are divided among ranks that share tensors
+    # makes the block in which the model and its loss run
     running: Callable[[], AbstractContextManager[None]] = nullcontext
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what was decided about the model, as sentences
+    # how much of the model is divided among ranks that share tensors; None where none do
     divided: DividedShare | None = None
-    growing: list[object] = field(default_factory=list)
+    growing: list[object] = field(default_factory=list)  # what is decided while the model runs
+    # gives parameters their memory, if they have none yet
     fill: Callable[[Iterable[torch.Tensor]], None] = lambda _: None
 
     def __post_init__(self) -> None:
@@ -164,10 +142,7 @@ def _place(form: TensorParallel, name: str, tensor: torch.Tensor) -> ParameterPl
 
 
 def divide_embeddings(draft: Draft) -> list[Owned]:
-    """Divide the embedding tables among data-parallel ranks, and the state that the optimizer has of them.
-
-    Returns:
-        What this rank has of the tables.
+    """Divide the embedding tables, and the optimizer's state of them, among data-parallel ranks; return this one's.
 
     Raises:
         PlanError: A table's weight is used on several stages of a pipeline.

@@ -15,9 +15,7 @@ def replace_forward(
 ) -> None:
     """Have calls of `module` run another forward; the module stays the same object.
 
-    Args:
-        module: The module.
-        around: Gives what is run, for the forward that a module had, and that module: this one, or a copy of it.
+    `around` gives what is run, for the forward that a module had, and that module: this one, or a copy of it.
     """
     plain: Any = module.forward
     if getattr(plain, "__self__", None) is not module:  # a function of the program's own, of which copies run the same

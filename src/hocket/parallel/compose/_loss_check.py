@@ -46,25 +46,15 @@ Other types have 2e-2, a few roundings of bfloat16.
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What rank 0 has found; the same is done on every rank.
+    """What rank 0 has found; the same is done on every rank."""
 
-    Attributes:
-        kind: Of the form of the loss; "" to leave it as it is.
-        rate: Counts per sample.
-        ratios: See LossForm.
-        counter: That explains the loss.
-        problem: Why the plan does not give the loss of one process; "" if it does.
-        inside: Whether the model computes the loss; None if that is not known.
-        empty: Whether nothing of these samples counts in the loss, so that others must tell.
-    """
-
-    kind: str = ""
-    rate: float = 1.0
-    ratios: tuple[float, ...] = (1.0,)
-    counter: AgreedCount | None = None
-    problem: str = ""
-    inside: bool | None = None
-    empty: bool = False
+    kind: str = ""  # of the form of the loss; "" to leave it as it is
+    rate: float = 1.0  # counts per sample
+    ratios: tuple[float, ...] = (1.0,)  # see LossForm
+    counter: AgreedCount | None = None  # that explains the loss
+    problem: str = ""  # why the plan does not give the loss of one process; "" if it does
+    inside: bool | None = None  # whether the model computes the loss; None if that is not known
+    empty: bool = False  # whether nothing of these samples counts in the loss, so that others must tell
 
 
 class LossCheck:
@@ -72,11 +62,7 @@ class LossCheck:
 
     The model is run as it trains, but in full precision, and with dropout and batch norm as they evaluate: what these
     do is no matter of the loss. Where it draws random numbers all the same, it is run as it evaluates. Random states,
-    buffers and attributes of modules are put back.
-
-    Args:
-        composition: The model as ranks hold it.
-        form: Of the loss; is made to fit.
+    buffers and attributes of modules are put back. `form` is made to fit.
     """
 
     def __init__(self, composition: Composition, form: LossForm) -> None:
@@ -182,10 +168,7 @@ class LossCheck:
     def _look_at_state(self, modules: Sequence[torch.nn.Module], few: BatchPart, *, steady: bool) -> Any:
         """Find what passes leave in buffers; tell of what cannot be kept right; return what `ForwardState` takes.
 
-        Args:
-            modules: That this rank computes.
-            few: Samples.
-            steady: Whether the model draws no random numbers but in its dropout.
+        `modules` are what this rank computes; a `steady` model draws no random numbers but in its dropout.
         """
         composition, whole = self._composition, self._composition.mesh.whole
         plan, mesh = composition.plan, composition.mesh

@@ -51,8 +51,7 @@ def refuse_other_steps(optimizer: Any, trainer: object) -> None:
 def check_step_hooks(optimizer: Any) -> None:
     """Refuse the program's hooks on the optimizer's steps where the plan divides what they see.
 
-    Raises:
-        RuntimeError: there is one that does not say that it works element by element.
+    A hook that does not say that it works element by element is a RuntimeError.
     """
     hooks = [
         hook
@@ -71,12 +70,7 @@ def check_step_hooks(optimizer: Any) -> None:
 
 
 def mark_parts(optimizer: Any, world: World) -> None:
-    """Have the state dicts of an optimizer that works on parts of parameters say whose they are, and refuse others'.
-
-    Args:
-        optimizer: The optimizer, whose groups have this rank's parts.
-        world: All ranks.
-    """
+    """Have the state dicts of an optimizer that works on parts of parameters say whose they are, and refuse others'."""
     if not hasattr(optimizer, "_optimizer_state_dict_post_hooks"):  # of a library, that has not called torch's __init__
         return
     mine = [world.rank, world.size]
@@ -106,11 +100,7 @@ def hint_at_loading(model: torch.nn.Module) -> None:
 def hint_at_saving(model: torch.nn.Module, *, quiet: bool) -> None:
     """Say what gives whole weights where a model's are asked for that has this rank's parts alone.
 
-    `model.state_dict()` warns; pickling and what writes files of safetensors is refused.
-
-    Args:
-        model: The model.
-        quiet: Whether `model.state_dict()` does not warn.
+    `model.state_dict()` warns, unless `quiet`; pickling and what writes files of safetensors is refused.
     """
     model.register_state_dict_pre_hook(_refuse_files if quiet else _warn)  # type: ignore[no-untyped-call]
     model.__reduce_ex__ = MethodType(_refuse_pickling, model)  # type: ignore[method-assign]
@@ -177,12 +167,7 @@ def _hint(
 
 
 class OtherParameters:
-    """Notices parameters that are to be trained only after the Trainer was made: it has no gradients of these.
-
-    Args:
-        model: As the plan has made it.
-        optimizer: Of its parameters.
-    """
+    """Notices parameters that are to be trained only after the Trainer was made: it has no gradients of these."""
 
     def __init__(self, model: torch.nn.Module, optimizer: Any) -> None:
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
@@ -190,11 +175,7 @@ class OtherParameters:
         self._optimizer = optimizer
 
     def check(self) -> None:
-        """Raise an error if there are any.
-
-        Raises:
-            RuntimeError: there are.
-        """
+        """Raise a RuntimeError if there are any."""
         thawed = next((name for name, p in self._frozen if p.requires_grad), None)
         if thawed is not None:
             raise RuntimeError(
@@ -211,11 +192,7 @@ class OtherParameters:
 
 
 class ReplacedModules:
-    """Notices modules that a program puts into a model after the model has been cut into stages.
-
-    Args:
-        model: The user's.
-    """
+    """Notices modules that a program puts into a model after the model has been cut into stages."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._inside = weakref.WeakSet(model.modules())
@@ -230,11 +207,7 @@ class ReplacedModules:
             self._found = self._found or f"{type(parent).__name__}.{name}"
 
     def check(self) -> None:
-        """Raise an error if there were any.
-
-        Raises:
-            RuntimeError: there were.
-        """
+        """Raise a RuntimeError if there were any."""
         if self._found:
             raise RuntimeError(
                 f"module {self._found} was replaced after the Trainer had cut the model into the stages of a pipeline, "

@@ -19,19 +19,12 @@ LossFn = Callable[[Any, Any], Any]
 
 
 class Passes(Protocol):
-    """What computes losses and gradients.
+    """What computes losses and gradients."""
 
-    Attributes:
-        answers: whether this rank is the one of its tensor-parallel and pipeline neighbours that knows metrics.
-        pipeline: runs this rank's stages; None where it computes the model from its input to its output.
-        state: keeps buffers right that forward passes change; None if there is none.
-        loss_fn: of output and target.
-    """
-
-    loss_fn: LossFn
-    answers: bool
-    pipeline: Pipeline | None
-    state: ForwardState | None
+    loss_fn: LossFn  # of output and target
+    answers: bool  # whether this rank is the one of its tensor-parallel and pipeline neighbours that knows metrics
+    pipeline: Pipeline | None  # runs this rank's stages; None where it computes the model from its input to its output
+    state: ForwardState | None  # keeps buffers right that forward passes change; None if there is none
 
     def train(self, parts: Sequence[BatchPart]) -> Callable[[], torch.Tensor]:
         """Add up the gradients of the batch and have them averaged; return what waits for the global loss."""
@@ -42,26 +35,13 @@ class Passes(Protocol):
     def measured(self, part: BatchPart, loss_fn: LossFn | None = None, *, whole: bool = False) -> list[MeasuredLoss]:
         """Return the loss of a part of a batch, without a backward; [] where this rank does not know it.
 
-        Args:
-            part: of the batch.
-            loss_fn: of output and target; None for that of training.
-            whole: whether the part must not be cut, and errors must come on every rank alike.
+        A `whole` part must not be cut, and its errors must come on every rank alike. `loss_fn` is by default that of
+        training.
         """
 
 
 class WholePasses:
-    """Passes through a model that this rank computes from its input to its output.
-
-    Args:
-        model: the model.
-        loss_fn: of output and target.
-        loss_form: how the loss adds up over parts of a batch.
-        form: of its parameters.
-        buffers: of the model.
-        data: the data-parallel ranks.
-        answers: see Passes.
-        running: makes a block in which the model and functions of its output are to be called.
-    """
+    """Passes through a model that this rank computes from its input to its output."""
 
     def __init__(
         self,
@@ -136,17 +116,7 @@ class WholePasses:
 
 
 class StagedPasses:
-    """Passes through the stages of a pipeline, which cuts the rank's part of the batch into micro-batches.
-
-    Args:
-        pipeline: runs this rank's stages.
-        loss_fn: of output and target.
-        loss_form: how the loss adds up over parts of a batch.
-        form: of their parameters.
-        buffers: of the stages.
-        data: the data-parallel ranks.
-        answers: see Passes.
-    """
+    """Passes through the stages of a pipeline, which cuts the rank's part of the batch into micro-batches."""
 
     def __init__(
         self,
@@ -275,11 +245,7 @@ def _settled(
 
 
 def loss_of_model(output: Any, _: Any = None) -> torch.Tensor:
-    """Return the loss that a model has computed itself: its output, or the output's `loss`.
-
-    Raises:
-        TypeError: the output is no scalar and has no `loss` that is one.
-    """
+    """Return the loss that a model has computed itself: its output, or the output's `loss`; TypeError for no scalar."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss

@@ -24,13 +24,9 @@ class Predictor:
     """Runs the model on global batches that every rank has, and gives every rank the global output.
 
     The batch is divided among data-parallel ranks and into micro-batches where that gives the same output. That is
-    tried once for inputs of a kind: two samples are computed together and each alone. Where an output is not made
-    of the samples' own (a mean over the batch, a cache of keys and values), every rank computes the whole batch.
-
-    Args:
-        composition: The model as this rank holds it.
-        sample: Inputs of the model that a pipeline was made for.
-        taken: Of the entries of a batch of keywords those that are the model's.
+    tried once for inputs of a kind: two samples are computed together and each alone. Where an output is not made of
+    the samples' own (a mean over the batch, a cache of keys and values), every rank computes the whole batch. `sample`
+    are the inputs that a pipeline was made for.
     """
 
     def __init__(self, composition: Composition, sample: Any, taken: Keywords) -> None:
@@ -46,12 +42,7 @@ class Predictor:
             composition.model.forward = _staged(composition, self._pipeline, names or order[: len(sample)], named)
 
     def batches(self, given: Any, targets: bool) -> Iterator[Any]:
-        """Yield the inputs of each global batch of a loader, the same on every rank.
-
-        Args:
-            given: The loader.
-            targets: Whether the last of a batch's values is a target, which is left out.
-        """
+        """Yield the inputs of each global batch of a loader, alike on every rank; not the last value if `targets`."""
         loader = given.loader if isinstance(given, SharedLoader) else given
         random = RandomStream(self._composition.mesh.whole.from_root(RngStates.now()))
         with random:
@@ -219,11 +210,7 @@ def is_loader(given: Any) -> bool:
 
 
 def joined(outputs: Iterable[Any]) -> Any:
-    """Return the outputs of several batches as that of one: tensors joined along the samples.
-
-    Raises:
-        ValueError: They have different shapes.
-    """
+    """Return the outputs of several batches as that of one, joined along the samples; ValueError for other shapes."""
     parts = list(outputs)
     if len(parts) < 2:
         return parts[0] if parts else None

@@ -15,11 +15,7 @@ from ._forward import replace_forward
 
 
 def recompute(module: torch.nn.Module) -> list[str]:
-    """Have each block of `module` keep only its inputs, and compute the rest again when gradients are wanted.
-
-    Returns:
-        The names of the blocks.
-    """
+    """Have each block of `module` keep only its inputs, and compute the rest again; return the blocks' names."""
     names = []
     for name, block in blocks(module):
         replace_forward(block, _again)

@@ -21,12 +21,6 @@ from ..state import UpdateTrial, check_elementwise, is_excluded
 def check_arguments(model: Any, optimizer: Any, plan: Plan, update: UpdateTrial) -> None:
     """Refuse what can be seen before anything is changed.
 
-    Args:
-        model: the user's.
-        optimizer: the user's.
-        plan: resolved.
-        update: what was found of the optimizer.
-
     Raises:
         PlanError: the plan cannot be carried out on this model with this optimizer.
         TypeError: the model or the optimizer is none.
@@ -78,11 +72,7 @@ def _dividing(plan: Plan) -> str:
 
 
 def check_carried_out(plan: Plan) -> None:
-    """Refuse what plans can say, for predictions, and nothing carries out.
-
-    Raises:
-        PlanError: the plan says so.
-    """
+    """Refuse, as a PlanError, what plans can say, for predictions, and nothing carries out."""
     if plan.precision == "float8":
         rule = "products in float8 are planned and predicted, not carried out"
         raise _refusal("precision", rule, 'say precision = "bfloat16"')
@@ -91,8 +81,7 @@ def check_carried_out(plan: Plan) -> None:
 def use_choices(plan: Plan) -> None:
     """Have collectives run by the table that a plan names, if it does, from here on in this process.
 
-    Raises:
-        PlanError: it cannot be read.
+    A table that cannot be read is a PlanError.
     """
     if plan.choices:
         try:
@@ -177,8 +166,7 @@ def check_divisible(model: torch.nn.Module, plan: Plan, mesh: Mesh) -> None:
 def check_types(model: torch.nn.Module) -> None:
     """Refuse to shard blocks whose trained parameters have several types; what is divided otherwise does not count.
 
-    Raises:
-        PlanError: with the names of two.
+    The PlanError names two.
     """
     holders = {id(p): name for name, block in blocks(model) for p in block.parameters()}
     first: dict[str, tuple[str, torch.dtype]] = {}
@@ -215,11 +203,7 @@ def check_gradient_hooks(parameters: Mapping[str, torch.nn.Parameter], plan: Pla
 
 
 def check_tied(pipeline: Pipeline, plan: Plan, mesh: Mesh) -> None:
-    """Refuse plans that weights which stages share do not allow; a collective operation.
-
-    Raises:
-        PlanError: with the rule and the remedy.
-    """
+    """Raise PlanError for plans that weights which stages share do not allow; a collective operation."""
     tied = any(mesh.whole.from_all(bool(pipeline.tied)))
     if tied and plan.shard == "parameters" and mesh["data"].size > 1:
         rule = (

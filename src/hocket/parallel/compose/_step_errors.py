@@ -27,9 +27,6 @@ class StepErrors:
 
     A rank that fails alone leaves the others in operations that it will not come to: it leaves its groups, and the
     others wait no longer. If every rank has failed by itself, nobody waits, and the groups can be used on.
-
-    Args:
-        mesh: The groups of the step.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -39,9 +36,6 @@ class StepErrors:
     @contextmanager
     def told(self, what: str = "step") -> Iterator[None]:
         """Open a block for one step, or for something else that all ranks do together.
-
-        Args:
-            what: Says in messages what it is.
 
         Raises:
             StageError: One rank of a pipeline has failed; on every rank.

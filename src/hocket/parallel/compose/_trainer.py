@@ -570,8 +570,7 @@ def without_loss_check(trainer: Trainer) -> Trainer:
 def read_plan(plan: Plan | str | Path | None) -> Plan:
     """Return the plan that was meant: as given, of a file, of the launcher, or the default one.
 
-    Raises:
-        PlanError: it cannot be read.
+    A plan that cannot be read is a PlanError.
     """
     if isinstance(plan, Plan):
         return plan

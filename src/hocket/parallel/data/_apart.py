@@ -23,19 +23,13 @@ _LOW = 5e-2
 
 @dataclass
 class Apart:
-    """What a batch gives that its parts do not.
+    """What a batch gives that its parts do not."""
 
-    Attributes:
-        wrong: Places among the tensors of the output that differ, each with a sentence that says how.
-        state: Buffers that a pass changes.
-        batch_second: Whether a layer of the model takes the batch as the second dimension.
-        changing: Parameters that each pass changes.
-    """
-
+    # places among the tensors of the output that differ, each with a sentence that says how
     wrong: dict[int, str] = field(default_factory=dict)
-    state: list[ChangedBuffer] = field(default_factory=list)
-    batch_second: bool = False
-    changing: list[str] = field(default_factory=list)
+    state: list[ChangedBuffer] = field(default_factory=list)  # buffers that a pass changes
+    batch_second: bool = False  # whether a layer of the model takes the batch as the second dimension
+    changing: list[str] = field(default_factory=list)  # parameters that each pass changes
 
     def relevant(self, outputs: Sequence[torch.Tensor], loss: torch.Tensor) -> str:
         """Return how an output differs from which the loss was computed, or which has no gradient that would tell."""
@@ -57,13 +51,9 @@ def look_apart(module: torch.nn.Module, inputs: Any, samples: int, *, summed: bo
     """Compare what a model gives for a batch with what it gives for two parts of it.
 
     Dropout and batch norm evaluate, and all of the model where it draws random numbers. Buffers, attributes and random
-    states are put back. A model that communicates, or whose layers the program has hooked, is left alone.
-
-    Args:
-        module: The model.
-        inputs: What it is called with: positional arguments, and those by name.
-        samples: How many samples these hold.
-        summed: Whether a loss is a sum over samples; None where the program has said by what it is weighted.
+    states are put back. A model that communicates, or whose layers the program has hooked, is left alone. `inputs` are
+    a pair of positional arguments and those by name, of so many `samples`; `summed` says whether a loss is a sum over
+    samples, None where the program has said by what it is weighted. None is returned where nothing was found out.
 
     Returns:
         None where nothing was found out.

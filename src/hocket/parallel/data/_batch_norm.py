@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -261,9 +262,5 @@ class BroadcastBuffers:
         if self._world.size == 1:
             return
         # By name: the stages of a pipeline hold them in the order of their use, which may be another in each process.
-        buffers = (buffer for module in self._modules for _, buffer in sorted(module.named_buffers(), key=_name_of))
-        self._bundles.broadcast(one for one in buffers if id(one) not in self._equal)
-
-
-def _name_of(named: tuple[str, torch.Tensor]) -> str:
-    return named[0]
+        named = (one for module in self._modules for one in sorted(module.named_buffers(), key=itemgetter(0)))
+        self._bundles.broadcast(buffer for _, buffer in named if id(buffer) not in self._equal)

@@ -140,9 +140,7 @@ def bucket_layout(
     """Divide parameters among buckets, in the order in which their gradients become ready.
 
     In `order` the first ready come first; `kinds` are what cannot share a bucket with others: element type and device.
-
-    Returns:
-        For each bucket its parameters; buckets in the order in which they become full.
+    Returns for each bucket its parameters; buckets in the order in which they become full.
     """
     position = {number: i for i, number in enumerate(order)}
     buckets: list[list[int]] = []

@@ -25,13 +25,10 @@ class AverageOfCopies:
     Args:
         parameters: Sharded parameters of the block, as FSDP2 holds them.
         copies: The ranks.
-
-    Attributes:
-        last: Whether the pass that goes on is the last of a step.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], copies: World) -> None:
-        self.last = True
+        self.last = True  # whether the pass that goes on is the last of a step
         self._parameters = list(parameters)
         self._copies = copies
         self._sum: torch.Tensor | None = None  # of passes that are not averaged; the parameters' gradients are in it

@@ -1,4 +1,7 @@
-"""Finds losses of which the mean over ranks is not that of one device, from the graph that the program has made."""
+"""Finds losses of which the mean over ranks is not that of one device, from the graph that the program has made.
+
+A `loss` is a scalar, `made` are places in the graph of the model's outputs, and `samples` how many this rank has.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -69,11 +72,6 @@ def samples_paired(loss: torch.Tensor, made: set[int], samples: int) -> bool:
     So it is of the distances of all pairs of samples; of a quotient by a sum over samples that is constant, as the sum
     of all probabilities (a Dice loss); and where the absolute value of a mean over samples is taken, or the larger of
     two means.
-
-    Args:
-        loss: A scalar.
-        made: Places in the graph of the model's outputs.
-        samples: How many there are.
     """
     nodes = list(_behind(loss.grad_fn, made)) if samples > 1 else []
     apart = any(kind_of(one) in ("Select", "Unbind", "Split", "SplitWithSizes") for one in nodes)  # sample by sample
@@ -117,10 +115,7 @@ def _of_others(rows: torch.Tensor, samples: int) -> torch.Tensor:
 def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal["", "sum", "weights", "small"]:
     """Return whether a term of a loss is a sum over samples: each rank's is a part of it, and not its like.
 
-    Args:
-        loss: A scalar.
-        made: Places in the graph of the model's outputs: a sum over parameters alone is each rank's.
-        samples: How many there are.
+    A sum over parameters alone is each rank's.
 
     Returns:
         "sum"; "weights" for a mean whose weights the program has made add up to one, so that nothing tells by how much
@@ -158,12 +153,8 @@ _RANKING = (
 def samples_compete(loss: torch.Tensor, made: set[int], samples: int) -> str:
     """Return the operator by which a loss ranks the samples of a batch (hard examples, a maximum); "" for none.
 
-    The largest of a rank's samples are not those of the batch, and no derivative shows it.
-
-    Args:
-        loss: A scalar.
-        made: Places in the graph of the model's outputs; what the model does inside is not looked at.
-        samples: How many there are.
+    The largest of a rank's samples are not those of the batch, and no derivative shows it. What the model does inside
+    is not looked at.
     """
     for node in _behind(loss.grad_fn, made):
         kind = kind_of(node)
@@ -197,13 +188,7 @@ def _over_samples(node: Any, samples: int) -> bool:
 
 
 def scale_of_means(loss: torch.Tensor, made: set[int], samples: int) -> tuple[float, ...]:
-    """Return by what constants a loss multiplies its means over the model's outputs.
-
-    Args:
-        loss: A scalar.
-        made: Places in the graph of the model's outputs.
-        samples: How many there are.
-    """
+    """Return by what constants a loss multiplies its means over the model's outputs."""
     found: list[float] = []
     for node, factor, divisor in () if is_one_by_one(loss, samples) else _terms(loss, samples):
         mean = node.name() == "MeanBackward0" or _reduction(node) == 1
@@ -213,13 +198,7 @@ def scale_of_means(loss: torch.Tensor, made: set[int], samples: int) -> tuple[fl
 
 
 def constant_divisor(loss: torch.Tensor, samples: int, total: int) -> bool:
-    """Return whether a loss divides by the size of the global batch where this rank has a part of it.
-
-    Args:
-        loss: A scalar.
-        samples: How many this rank has.
-        total: How many the global batch has.
-    """
+    """Return whether a loss divides by `total`, the size of the global batch, where this rank has `samples` of it."""
     sizes = ((divisor, sizes_of(node)) for node, _, divisor in _sums(loss, samples) if divisor is not None)
     return samples != total and any(float(divisor) == total != math.prod(size) for divisor, size in sizes)
 

@@ -21,22 +21,15 @@ _CLOSE = 1e-4
 
 @dataclass
 class ChangedBuffer:
-    """A buffer, or an attribute that is a tensor, that a forward pass changes.
+    """A buffer, or an attribute that is a tensor, that a forward pass changes."""
 
-    Attributes:
-        owner: The module that holds it, perhaps as another tensor after each pass.
-        local: The module's name for it.
-        name: The model's name for it.
-        kind: "same" if what a pass leaves does not depend on the samples (a power iteration, a counter), "mean" if it
-            is a mean over samples (a moving average of activations), "other" if it is neither.
-        off: How far it is from that of one device if nothing is done, relative.
-    """
-
-    owner: torch.nn.Module
-    local: str
-    name: str
+    owner: torch.nn.Module  # the module that holds it, perhaps as another tensor after each pass
+    local: str  # the module's name for it
+    name: str  # the model's name for it
+    # "same" if what a pass leaves does not depend on the samples (a power iteration, a counter), "mean" if it is a mean
+    # over samples (a moving average of activations), "other" if it is neither
     kind: str
-    off: float
+    off: float  # how far it is from that of one device if nothing is done, relative
 
     @property
     def buffer(self) -> torch.Tensor:
@@ -60,11 +53,6 @@ class ForwardState:
 
     A buffer whose change does not depend on samples then ends as after one pass. One that is a mean over samples is
     averaged over passes and ranks by their samples.
-
-    Args:
-        modules: What this rank computes.
-        data: The data-parallel ranks.
-        found: Buffers that a pass changes.
     """
 
     def __init__(self, modules: Modules, data: World, found: Sequence[ChangedBuffer]) -> None:
@@ -83,11 +71,7 @@ class ForwardState:
                 module.register_forward_hook(self._after)
 
     def begin(self, weights: Callable[[int], float]) -> None:
-        """Begin a step.
-
-        Args:
-            weights: Gives the share of a pass in the global batch.
-        """
+        """Begin a step; `weights` gives the share of a pass in the global batch."""
         self._steps.clear()
         self._weights = weights if self._kept else None
 
@@ -134,12 +118,7 @@ class ForwardState:
 
 
 class StateProbe:
-    """Finds what passes of a batch, and of its parts, leave in buffers.
-
-    Args:
-        modules: What this rank computes, with the model's name of each of their buffers.
-        skipped: Says which modules need not be looked at.
-    """
+    """Finds what passes of a batch, and of its parts, leave in buffers."""
 
     def __init__(self, modules: Modules, skipped: Callable[[torch.nn.Module], bool]) -> None:
         self._places: dict[tuple[int, str], tuple[torch.nn.Module, str, str]] = {}
@@ -183,10 +162,8 @@ class StateProbe:
     ) -> list[ChangedBuffer]:
         """Return the buffers that the whole batch changes.
 
-        Args:
-            whole: What it leaves.
-            parts: What each of its parts leaves, from the same beginning.
-            weights: The parts' shares of the samples.
+        `whole` is what it leaves, `parts` what each of its parts leaves from the same beginning, `weights` their shares
+        of the samples.
         """
         found = []
         for i, (owner, local, name) in enumerate(self._places.values()):

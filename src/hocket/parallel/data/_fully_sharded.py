@@ -130,7 +130,6 @@ class FullySharded(ShardingStrategy):
 
     @contextmanager
     def passing(self, last: bool) -> Iterator[None]:
-        """See ShardingStrategy."""
         for sharded, item in self._sharded:
             if has_own_hooks(sharded) or has_own_hooks(item.parameter):
                 raise RuntimeError(
@@ -164,11 +163,9 @@ class FullySharded(ShardingStrategy):
                 )
 
     def adding(self) -> AbstractContextManager[None]:
-        """See ShardingStrategy."""
         return self.passing(last=False)
 
     def collect(self) -> None:
-        """See ShardingStrategy."""
         for reduction in self._reductions:
             reduction.finish()
         for average in self._averages:
@@ -182,7 +179,6 @@ class FullySharded(ShardingStrategy):
             item.leaf.grad = None if gradient is None else gradient.to_local()
 
     def forget(self) -> None:
-        """See ShardingStrategy."""
         for reduction in self._reductions:
             reduction.forget()
         for average in self._averages:

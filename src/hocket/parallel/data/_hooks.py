@@ -47,16 +47,13 @@ class DeferredHook:
         call: The program's hook.
         waits: A weak reference to what tells, when the gradient arrives, whether it must wait.
         aside: What puts the gradient of earlier passes aside then.
-
-    Attributes:
-        linear: Whether it was seen to be linear; None until it was looked at.
     """
 
     def __init__(
         self, call: Callable[[Any], Any], waits: Callable[[], Callable[[], bool] | None], aside: Callable[[], None]
     ) -> None:
         self.call, self._waits, self._aside = call, waits, aside
-        self.linear: bool | None = None
+        self.linear: bool | None = None  # whether it was seen to be linear; None until it was looked at
 
     def __call__(self, argument: Any) -> Any:
         waits = self._waits()
@@ -93,9 +90,7 @@ class HookDeferrer:
     def find(self, *, averaged: bool) -> None:
         """Look for hooks that the program has registered, and have them wait.
 
-        Args:
-            averaged: Whether the coming gradients are averaged at once. Else hooks see this rank's gradient, so that
-                they must be linear.
+        Unless gradients are `averaged` at once, hooks see this rank's, so that they must be linear.
 
         Raises:
             RuntimeError: a hook of a pass that is not averaged is not linear, or comes after accumulation; or no rank
@@ -131,11 +126,7 @@ class HookDeferrer:
             _put_aside(self._earlier, number, self._parameters[number])()
 
     def call(self, used: Callable[[int], bool]) -> None:
-        """Call the hooks, now that gradients are averaged.
-
-        Args:
-            used: Whether a parameter, by its number, has got a gradient on any rank.
-        """
+        """Call the hooks, now that gradients are averaged; `used` tells which parameters have got one on any rank."""
         earlier = dict(self._earlier)
         self._earlier.clear()
         with torch.no_grad():

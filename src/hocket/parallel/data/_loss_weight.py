@@ -41,11 +41,7 @@ class BatchParts:
     def add(self, note: Any, part: float, scale: float, samples: int) -> bool:
         """Take a part of a batch into account.
 
-        Args:
-            note: Of the batch.
-            part: How much of it; 0 where that is not known.
-            scale: By what constant the part's mean is multiplied; 0 where that is not known.
-            samples: How many there are in the batch.
+        `part` says how much of a batch, and `scale` by what constant its mean is multiplied; 0 where that is not known.
 
         Returns:
             Whether parts are single samples whose factors do not add up to one.
@@ -70,12 +66,7 @@ class BatchParts:
 
 
 class LossWeights:
-    """Finds the weight of this rank's loss in each back-propagation; its calls are collective operations.
-
-    Args:
-        world: The ranks.
-        marks: Of the model's replicas, compared in the same sum.
-    """
+    """Finds the weight of this rank's loss in each back-propagation; its calls are collective operations."""
 
     def __init__(self, world: World, marks: ReplicaMarks) -> None:
         self._world, self._marks = world, marks
@@ -93,12 +84,8 @@ class LossWeights:
     def of(self, loss: torch.Tensor, made: set[int], note: _batch.Note, part: float, samples: int) -> float | None:
         """Return the weight of this rank's loss; None where its graph does not tell.
 
-        Args:
-            loss: A scalar, or the root of a back-propagation that is none.
-            made: Places in the graph of the model's outputs.
-            note: Of the batch.
-            part: How much of it the model was called with; 0 where it is not known.
-            samples: How many this rank has.
+        `loss` is a scalar, or the root of a back-propagation that is none; `part` says with how much of the batch the
+        model was called, 0 where it is not known.
 
         Raises:
             RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
@@ -121,12 +108,9 @@ class LossWeights:
     ) -> None:
         """Refuse a loss that no weights of ranks make that of one device.
 
-        Args:
-            loss: Of the first batch.
-            outputs: What the model gave for it, in each forward pass.
-            made: Places in the graph of the last of them.
-            share: This rank's part of the batch.
-            apart: What the model computes for a sample from others; None where that was not found out.
+        `outputs` are what the model gave in each forward pass for the first batch, and `made` places in the graph of
+        the last of them; `apart` is what the model computes for a sample from others, None where that was not found
+        out.
 
         Raises:
             RuntimeError: samples meet in it, or it is a sum; on every rank alike.
@@ -208,12 +192,9 @@ class LossWeights:
     ) -> float | None:
         """Return the weight of this rank's loss whose terms divide by these numbers; None where they do not tell.
 
-        Args:
-            terms: What each term divides by.
-            samples: How many this rank has.
-            scales: By what constants means are multiplied.
-            wrong: Whether this rank goes through its batch in parts that add up to another multiple than one device's.
-            guard: Whether 1 stands for nothing, unless the loss divides by samples; None if that is not known.
+        Means are multiplied by `scales`; `wrong` says whether this rank goes through its batch in parts that add up to
+        another multiple than one device's, and `guard` whether 1 stands for nothing, unless the loss divides by
+        samples; None if that is not known.
 
         Raises:
             RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.

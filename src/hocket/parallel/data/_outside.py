@@ -18,11 +18,7 @@ _PASSES = 2  # back-propagations in which is looked: what a loss module keeps ha
 
 
 class OutsideModules:
-    """Notes modules that are called in the first steps, and compares what ranks have in them.
-
-    Args:
-        known: Gives the modules of what is distributed.
-    """
+    """Notes modules that are called in the first steps, and compares what ranks have in them."""
 
     def __init__(self, known: Callable[[], Iterable[torch.nn.Module]]) -> None:
         self._known = known

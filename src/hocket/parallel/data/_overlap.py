@@ -94,8 +94,7 @@ class OverlappedReduceScatter(_Allocating):
 class ForwardPrefetch:
     """Prefetches each block of a module while the one before it is computed, once it is known which that is.
 
-    Args:
-        groups: Modules that FSDP2 gathers together, all inside one.
+    `groups` are modules that FSDP2 gathers together, all inside one.
     """
 
     def __init__(self, groups: Iterable[Sequence[Any]]) -> None:

@@ -18,21 +18,11 @@ class BucketReduction:
     posted, and what becomes of the result.
 
     Behind the gradients the last bucket carries one element for each parameter that says whether this rank used it.
-
-    Args:
-        count: How many parameters there are.
-        world: The ranks.
-        compression: Compression of the gradients; see `hocket.planner.Plan`.
-
-    Attributes:
-        rebuilds: Whether buckets may be laid out anew.
-        attaches: Whether a parameter's `.grad` is a view of its bucket until the next step.
-        whole: Whether every rank has the average of whole gradients in the end.
     """
 
-    rebuilds = True
-    attaches = True
-    whole = True
+    rebuilds = True  # whether buckets may be laid out anew
+    attaches = True  # whether a parameter's `.grad` is a view of its bucket until the next step
+    whole = True  # whether every rank has the average of whole gradients in the end
 
     def __init__(self, count: int, world: World, compression: str) -> None:
         self.compression = None if compression == "none" else Compression(compression, world)

@@ -23,9 +23,6 @@ class ReplicaMarks:
     """What this rank's replica is like, in few numbers whose sums over ranks tell whether all are alike.
 
     One parameter is looked at in each check, the next in the next: most that changes weights changes all of them.
-
-    Args:
-        parameters: Those that all ranks have alike, by name.
     """
 
     SIZE: Final = _BITS + 2
@@ -69,11 +66,7 @@ class ReplicaMarks:
         return torch.tensor([*bits, weight, weight * weight], dtype=torch.float64)
 
     def check(self, sums: torch.Tensor, world: World) -> None:
-        """Compare; on every rank alike.
-
-        Raises:
-            RuntimeError: ranks have different settings, or different weights.
-        """
+        """Compare; on every rank alike. Raises RuntimeError: ranks have different settings, or different weights."""
         *bits, weight, square = (sums.double().cpu() / world.size).tolist()
         if any(abs(bit) < 1 - 0.5 / world.size for bit in bits):
             everyone = world.from_all(self._settings())

@@ -13,15 +13,11 @@ from .compression import Compression
 
 
 class ShardingStrategy:
-    """How data-parallel ranks hold parameters, gradients and optimizer state; here as if there were one rank.
-
-    Attributes:
-        owned: What this rank's optimizer updates.
-        frozen: What this rank holds of parameters that are not trained.
-    """
+    """How data-parallel ranks hold parameters, gradients and optimizer state; here as if there were one rank."""
 
     def __init__(self, owned: Sequence[Owned] = (), frozen: Sequence[Owned] = ()) -> None:
-        self.owned, self.frozen = list(owned), list(frozen)
+        self.owned = list(owned)  # what this rank's optimizer updates
+        self.frozen = list(frozen)  # what this rank holds of parameters that are not trained
 
     @property
     def compression(self) -> Compression | None:
@@ -95,7 +91,6 @@ class Replicated(ShardingStrategy):
 
     @property
     def compression(self) -> Compression | None:
-        """See ShardingStrategy."""
         return None if self._reducer is None else self._reducer.compression
 
     def resize(self, bucket_bytes: int) -> None:
@@ -105,7 +100,6 @@ class Replicated(ShardingStrategy):
 
     @contextmanager
     def passing(self, last: bool) -> Iterator[None]:
-        """See ShardingStrategy."""
         reducer = self._reducer
         if reducer is None:
             yield
@@ -115,10 +109,8 @@ class Replicated(ShardingStrategy):
             yield
 
     def adding(self) -> AbstractContextManager[None]:
-        """See ShardingStrategy."""
         return self.passing(last=False)
 
     def reduce(self) -> None:
-        """See ShardingStrategy."""
         if self._reducer is not None:
             self._reducer.reduce_all()

@@ -25,15 +25,7 @@ _AT_ONCE = 2
 class ReduceScatter(BucketReduction):
     """Reductions that leave each rank the average of its own n-th of every bucket.
 
-    Args:
-        count: How many parameters there are.
-        world: The ranks.
-        compression: Compression of the gradients; see `hocket.planner.Plan`.
-        keep: Whether buckets keep their memory until the next step, instead of while they are filled and reduced.
-
-    Attributes:
-        shards: Gradients of this rank's part of each bucket.
-        used: Of each parameter whether a rank has used it since `forget`.
+    If `keep`, buckets keep their memory until the next step, instead of while they are filled and reduced.
     """
 
     rebuilds = False
@@ -42,7 +34,8 @@ class ReduceScatter(BucketReduction):
     def __init__(self, count: int, world: World, compression: str, *, keep: bool) -> None:
         super().__init__(count, world, compression)
         self.attaches = keep
-        self.shards: list[torch.Tensor] = []
+        self.shards: list[torch.Tensor] = []  # gradients of this rank's part of each bucket
+        # of each parameter whether a rank has used it since `forget`
         self.used = torch.zeros(count, dtype=torch.float32)
         self._fresh: list[bool] = []
         self._flying: deque[Bucket] = deque()
@@ -64,7 +57,6 @@ class ReduceScatter(BucketReduction):
         return Bucket(members, parameters, 0, parts=self._world.size, attached=self.attaches)
 
     def laid_out(self, buckets: list[Bucket]) -> None:
-        """See BucketReduction."""
         super().laid_out(buckets)
         self._fresh = [True] * len(buckets)
         if buckets:
@@ -77,7 +69,6 @@ class ReduceScatter(BucketReduction):
         ]
 
     def open(self, bucket: Bucket) -> None:
-        """See BucketReduction."""
         if bucket.attached:
             return
         while len(self._flying) >= _AT_ONCE:
@@ -91,7 +82,6 @@ class ReduceScatter(BucketReduction):
         bucket.attach(self._lent[id(bucket)][: bucket.numel])
 
     def post(self, bucket: Bucket, number: int, absent: Sequence[int]) -> Any:
-        """See BucketReduction."""
         self._flying.append(bucket)
         own = self.own(bucket)
         if self.compression is not None and (exchange := self.compression.post(bucket, number, own=own)):
@@ -102,7 +92,6 @@ class ReduceScatter(BucketReduction):
         )
 
     def settle(self, absent: Sequence[int]) -> Sequence[int]:
-        """See BucketReduction."""
         while self._flying:
             self._land()
         used = torch.ones_like(self.used)
@@ -112,7 +101,6 @@ class ReduceScatter(BucketReduction):
         return ()
 
     def recover(self) -> None:
-        """See BucketReduction."""
         self._flying.clear()
         for bucket in self._buckets:
             if not self.attaches and bucket.attached:
@@ -178,7 +166,6 @@ class ShardedOptimizer(ShardingStrategy):
 
     @property
     def compression(self) -> Compression | None:
-        """See ShardingStrategy."""
         return self._scatter.compression
 
     def _lay_out(self, bucket: Bucket, gradients: torch.Tensor, places: list[ParameterPlacement]) -> None:
@@ -213,7 +200,6 @@ class ShardedOptimizer(ShardingStrategy):
 
     @contextmanager
     def adding(self) -> Iterator[None]:
-        """See ShardingStrategy."""
         self._take_back()
         with self._reducer.no_sync():
             self._reducer.prepare()
@@ -230,17 +216,14 @@ class ShardedOptimizer(ShardingStrategy):
                 parameter.data = view.copy_(parameter.detach())
 
     def reduce(self) -> None:
-        """See ShardingStrategy."""
         self._reducer.reduce_all()
 
     def collect(self) -> None:
-        """See ShardingStrategy."""
         used = self._scatter.used.tolist()
         for number, item, gradient in self._owners:
             item.leaf.grad = gradient if used[number] else None
 
     def publish(self) -> None:
-        """See ShardingStrategy."""
         works = [
             torch_adapter.all_gather_single(
                 flat, flat[self._scatter.own(bucket)], group=self._world.group, async_op=True
@@ -251,7 +234,6 @@ class ShardedOptimizer(ShardingStrategy):
             work.wait()
 
     def forget(self) -> None:
-        """See ShardingStrategy."""
         super().forget()
         self._scatter.forget()
         for parameter in self._parameters:

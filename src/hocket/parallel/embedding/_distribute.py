@@ -28,13 +28,9 @@ class EmbeddingParallel:
     # itself is the parameter, which may be empty.
     shards: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
     world: World  # the ranks
-    _parameters: dict[str, nn.Parameter] = field(default_factory=dict)
+    # the sharded parameters by the model's names: no data-parallel average is to touch them
+    parameters: dict[str, nn.Parameter] = field(default_factory=dict)
     _exchanges: dict[str, RowExchange] = field(default_factory=dict)
-
-    @property
-    def parameters(self) -> Mapping[str, nn.Parameter]:
-        """The sharded parameters by the model's names: no data-parallel average is to touch them."""
-        return self._parameters
 
     def weigh_by(self, weight: Callable[[], float]) -> None:
         """Have this rank's gradients count `weight()` times in the average over ranks, asked in each backward pass.
@@ -53,7 +49,7 @@ class EmbeddingParallel:
         """
         total: dict[tuple[str, str], tuple[int, int]] = {}
         for name, count in ids.items():
-            weight = self._parameters[name]
+            weight = self.parameters[name]
             width, size = weight.shape[1], weight.element_size()
             for one in self._exchanges[name].expected(count, width, size, trained=weight.requires_grad):
                 before = total.get((one.phase, one.kind), (0, 0))
@@ -63,12 +59,12 @@ class EmbeddingParallel:
     def part(self, name: str, full: Tensor) -> Tensor:
         """Return this rank's rows of a tensor (of optimizer state, say) that has those of a sharded parameter."""
         begin = self.shards[name][1][0]
-        return full[begin : begin + len(self._parameters[name])]
+        return full[begin : begin + len(self.parameters[name])]
 
     def whole(self, name: str) -> Tensor:
         """Return all rows of a sharded parameter, on every rank; a collective operation."""
         shape, offsets = self.shards[name]
-        part = self._parameters[name].detach()
+        part = self.parameters[name].detach()
         full = part.new_zeros(shape)
         full[offsets[0] : offsets[0] + len(part)] = part
         dist.all_reduce(full, group=self.world.group)
@@ -162,5 +158,5 @@ def _shard(module: ShardableEmbedding, decision: TableSharding, result: Embeddin
     become_sharded(module, exchange)
     exclude_from_reduction(weight, result)
     result.shards[decision.name] = (shape, (begin,) + (0,) * (len(shape) - 1))
-    result._parameters[decision.name] = weight
+    result.parameters[decision.name] = weight
     result._exchanges[decision.name] = exchange

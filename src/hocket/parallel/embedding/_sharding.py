@@ -46,15 +46,9 @@ def decide(
     """Divide tables so that every rank has about as many bytes.
 
     "row" gives each rank as many rows of every table, up to one. "table" gives whole tables, the largest first, to the
-    rank that has the least so far, which is at most a third worse than the best (Graham 1969,
-    doi:10.1137/0117039). "hybrid" keeps small tables everywhere, divides by row what is larger than a rank's fair
-    share, and gives out the others whole.
-
-    Args:
-        tables: Tables of the model, in its order.
-        world: How many ranks there are.
-        how: The form of sharding.
-        replicate_below: Bytes below which a table is replicated; for "hybrid" only.
+    rank that has the least so far, which is at most a third worse than the best (Graham 1969, doi:10.1137/0117039).
+    "hybrid" keeps small tables everywhere, divides by row what is larger than a rank's fair share, and gives out the
+    others whole. `replicate_below`, in bytes, is for "hybrid" only.
     """
     small = {t.name for t in tables if how == "hybrid" and t.nbytes < replicate_below and not t.sparse}
     rest = [t for t in tables if t.name not in small]
@@ -63,8 +57,8 @@ def decide(
     load = [0] * world
     for table in rest:
         if table.name in by_row:
-            for rank, rows in enumerate(_differences(_even(table.rows, world))):
-                load[rank] += rows * table.nbytes // max(1, table.rows)
+            for rank, (begin, end) in enumerate(itertools.pairwise(_even(table.rows, world))):
+                load[rank] += (end - begin) * table.nbytes // max(1, table.rows)
     found = {}
     for table in sorted(rest, key=lambda t: -t.nbytes):
         if table.name in by_row:
@@ -83,7 +77,3 @@ def _even(rows: int, world: int) -> tuple[int, ...]:
     """Bounds of parts that differ by one row at most, the larger ones first."""
     each, extra = divmod(rows, world)
     return tuple(rank * each + min(rank, extra) for rank in range(world + 1))
-
-
-def _differences(bounds: Sequence[int]) -> list[int]:
-    return [end - begin for begin, end in itertools.pairwise(bounds)]

@@ -24,11 +24,8 @@ def link_of(ranks: World, whole: World, device: torch.device) -> Link:
     Neighbouring links take turns, so that half of the ranks are waiting, as in a pipeline: where ranks share
     processors, messages of all at once would wait for these. A collective operation over `whole`; the result, of the
     slowest link, is the same on all of its ranks. It is measured once for each way to form pipelines of these ranks.
-
-    Args:
-        ranks: Ranks of this rank's pipeline, two or more.
-        whole: The ranks of all pipelines, which send at the same time, as they will.
-        device: Device of what is sent.
+    `ranks` are this pipeline's, two or more, and `whole` those of all pipelines, which send at the same time, as they
+    will.
     """
     pipelines = whole.from_all([dist.get_global_rank(ranks.group, rank) for rank in range(ranks.size)])
     known, key = _known.setdefault(whole.group, {}), (device.type, *map(tuple, pipelines))

@@ -67,11 +67,7 @@ class World:
     ) -> None:
         """Send each rank its part of a flat tensor, and receive one part from each.
 
-        Args:
-            received: Where the parts come to lie, in the order of the ranks.
-            sent: The parts, in the same order.
-            counts: Elements that come from each rank.
-            counts_sent: Elements that each rank gets.
+        In `received` and `sent` parts lie in the order of the ranks; `counts` and `counts_sent` are their elements.
         """
         if isinstance(self.group, DryGroup):
             # Of the vector of an all_to_all a rank keeps its own part.

@@ -17,12 +17,7 @@ Tensor = torch.Tensor
 
 
 class Flight:
-    """A micro-batch between its forward and its backward in one stage.
-
-    Args:
-        stage: the stage.
-        taken: the values of `stage.takes`; their tensors are leaves of the autograd graph.
-    """
+    """A micro-batch between its forward and its backward in one stage; tensors in `taken` are leaves of autograd."""
 
     def __init__(self, stage: Stage, taken: Sequence[Any]) -> None:
         self._stage = stage = stage.now
@@ -37,10 +32,8 @@ class Flight:
     def forward(self, run: Callable[..., Any], inputs: Any, *, split_backward: bool) -> Any:
         """Run the stage: return the values of `stage.gives`, or the model's output.
 
-        Args:
-            run: the stage's module, or what runs it with recomputation.
-            inputs: the model's.
-            split_backward: whether the backward will come in two halves.
+        `run` is the stage's module, or what runs it with recomputation; with `split_backward` the backward comes in two
+        halves.
         """
         stage = self._stage
         used = [self._taken[name] for name in stage.uses]

@@ -39,13 +39,9 @@ _LOOSE: Final = frozenset((
 ))  # fmt: skip
 _HERE: Final = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 _CONTAINERS: Final = (
-    torch.nn.Sequential,
-    torch.nn.ModuleList,
-    torch.nn.ModuleDict,
-    torch.nn.Transformer,
-    torch.nn.TransformerEncoder,
+    torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Transformer, torch.nn.TransformerEncoder,
     torch.nn.TransformerDecoder,
-)
+)  # fmt: skip
 
 
 class DataDependentError(RuntimeError):
@@ -170,7 +166,7 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
                     node = next(one for one in reversed(self.graph.nodes) if one.op == "call_module")
                     self._check(plain_numbers, (node,), numbers)
                 return found
-            with patch.object(torch.compiler, "is_compiling", _yes) if path in self._compiled else _AS_IT_IS:
+            with patch.object(torch.compiler, "is_compiling", lambda: True) if path in self._compiled else _AS_IT_IS:
                 return original(module, *args, **kwargs)
         except Exception:
             self.failed = self.failed or path
@@ -211,7 +207,7 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
             return value if all(parts[key] is value[key] for key in parts) else _trees.like_mapping(value, parts)
         if isinstance(value, tuple | list):
             items = [self._part(node, i, one, changed) for i, one in enumerate(value)]
-            return value if all(map(_identical, items, value)) else _trees.like_sequence(value, items)
+            return value if all(map(operator.is_, items, value)) else _trees.like_sequence(value, items)
         if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
             for name in value.__dataclass_fields__:
                 object.__setattr__(value, name, self._part(node, name, getattr(value, name), changed, getattr))
@@ -271,7 +267,6 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
     # --- what Python must know --------------------------------------------------------------------------------------
 
     def computed(self, how: Callable[..., Any], values: tuple[Any, ...]) -> Any:
-        """See Numbers."""
         value = how(*plain(values))
         if not self._active():
             return value
@@ -281,7 +276,6 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
             return traced(value, node, self)
 
     def settled(self, how: Callable[..., Any], values: tuple[Any, ...], answer: Any) -> Any:
-        """See Numbers."""
         if self._active():
             with self._computing():
                 self._check(how, self._argument(values), answer)
@@ -414,11 +408,7 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
 
 
 class Rebuilt:
-    """A step: a structure of some type, with tensors in their places.
-
-    Args:
-        like: a structure of that type.
-    """
+    """A step: a structure of some type, with tensors in their places."""
 
     __name__ = "rebuilt"
 
@@ -458,17 +448,9 @@ def _masks(index: Any) -> bool:
     return any(one.dtype in (torch.bool, torch.uint8) for one in _trees.tensors_in(index))
 
 
-def _yes() -> bool:
-    return True
-
-
 def _set(buffer: Tensor, value: Tensor) -> None:
     with torch.no_grad():
         buffer.copy_(value)
-
-
-def _identical(a: Any, b: Any) -> bool:
-    return a is b
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:

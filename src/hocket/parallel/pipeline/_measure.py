@@ -21,19 +21,12 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Times:
-    """Of the steps of a traced model.
+    """Of the steps of a traced model."""
 
-    Attributes:
-        names: of the steps.
-        modules: path of the module that each step is in or is.
-        forward_s: seconds of each.
-        backward_s: likewise.
-    """
-
-    names: tuple[str, ...]
-    modules: tuple[str, ...]
-    forward_s: tuple[float, ...]
-    backward_s: tuple[float, ...]
+    names: tuple[str, ...]  # of the steps
+    modules: tuple[str, ...]  # path of the module that each step is in or is
+    forward_s: tuple[float, ...]  # seconds of each
+    backward_s: tuple[float, ...]  # likewise
 
     @property
     def total_s(self) -> tuple[float, ...]:
@@ -45,12 +38,8 @@ def measure(model: torch.nn.Module, sample: Any, *, repeats: int = 5) -> Times:
     """Time each step of a model on a sample: the best of some runs after one to warm up.
 
     The best and not the median, because what disturbs a measurement (other processes, a clock that falls) only ever
-    adds, and a single step that seems slow would make a bad split.
-
-    Args:
-        model: the user's; parameters, buffers, gradients and random numbers are as before afterwards.
-        sample: positional inputs, or a dict of keywords.
-        repeats: how many runs count.
+    adds, and a single step that seems slow would make a bad split. Parameters, buffers, gradients and random numbers
+    are as before afterwards.
 
     Raises:
         SplitError: the model's forward cannot be traced.

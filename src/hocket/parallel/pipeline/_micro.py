@@ -16,28 +16,19 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Micro:
-    """One micro-batch.
+    """One micro-batch."""
 
-    Attributes:
-        inputs: the model's positional inputs, or a dict of keywords.
-        target: for the loss; None in an evaluation without one.
-        samples: how many it has.
-        share: its part of the batch's samples.
-        key: equal for micro-batches of equal shapes.
-    """
-
-    inputs: Any
-    target: Any
-    samples: int
-    share: float
-    key: bytes
+    inputs: Any  # the model's positional inputs, or a dict of keywords
+    target: Any  # for the loss; None in an evaluation without one
+    samples: int  # how many it has
+    share: float  # its part of the batch's samples
+    key: bytes  # equal for micro-batches of equal shapes
 
 
 def samples_of(inputs: Any, target: Any) -> int:
     """Return how many samples a batch has: the length of its first tensor, the target's first.
 
-    Raises:
-        ValueError: there is no tensor with a first axis, or an empty batch.
+    No tensor with a first axis, or an empty batch, is a ValueError.
     """
     for tensor in _values.tensors_of([target, inputs]):
         if tensor.dim():

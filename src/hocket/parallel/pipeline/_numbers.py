@@ -29,29 +29,16 @@ class OtherBranchError(RuntimeError):
 
 
 class SameAnswer:
-    """A step: checks that code which was followed once holds for this batch too.
-
-    Args:
-        how: gives the answer from a batch's values.
-        answer: the sample's.
-        what: for people.
-
-    Attributes:
-        allowed: answers by which the code gives the same results.
-    """
+    """A step: checks that code which was followed once holds for this batch too, as `how` gives the same answer."""
 
     __name__ = "check"
 
     def __init__(self, how: Callable[..., Any], answer: Any, what: str) -> None:
         self.how, self.what = how, what
-        self.allowed = [answer]
+        self.allowed = [answer]  # answers by which the code gives the same results
 
     def __call__(self, *values: Any) -> None:
-        """Check a batch.
-
-        Raises:
-            OtherBranchError: it gives another answer.
-        """
+        """Check a batch; OtherBranchError if it gives another answer."""
         value = self.how(*values)
         if value not in self.allowed:
             raise OtherBranchError(self, value)

@@ -25,15 +25,10 @@ from ._trace import Traced
 
 @dataclass(frozen=True)
 class StageCut:
-    """What crosses between two steps.
+    """What crosses between two steps."""
 
-    Attributes:
-        values: names of the steps whose values are needed behind it, in order of their making.
-        nbytes: of their tensors, for the sample.
-    """
-
-    values: tuple[str, ...]
-    nbytes: int
+    values: tuple[str, ...]  # names of the steps whose values are needed behind it, in order of their making
+    nbytes: int  # of their tensors, for the sample
 
 
 def cuts(traced: Traced) -> list[StageCut]:
@@ -229,7 +224,7 @@ def _part(traced: Traced, begin: int, end: int, takes: Sequence[str], gives: Seq
     steps = traced.steps[begin:end]
     output = next(node for node in traced.graph.nodes if node.op == "output")
     ends_model = end == len(traced.steps)
-    needed = set(_sources([*steps, output] if ends_model else steps))
+    needed = {source for node in ([*steps, output] if ends_model else steps) for source in node.all_input_nodes}
     graph = fx.Graph()
     twins: dict[fx.Node, fx.Node] = {}
     inputs = [node for node in traced.inputs if node in needed]
@@ -258,11 +253,6 @@ def _part(traced: Traced, begin: int, end: int, takes: Sequence[str], gives: Seq
         tuple(node.name for node in uses),
         () if ends_model else tuple(node.name for node in steps if node.name in gives),
     )
-
-
-def _sources(nodes: Iterable[fx.Node]) -> Iterable[fx.Node]:
-    for node in nodes:
-        yield from node.all_input_nodes
 
 
 class _Holder(torch.nn.Module):

@@ -124,23 +124,16 @@ class Pipeline:
     def step(self, inputs: Any, target: Any, weight: float = 1.0) -> Tensor:
         """Run forward and backward of a batch: accumulate gradients, and update nothing.
 
-        Args:
-            inputs: the model's positional inputs, or a dict of keywords, the same on every rank.
-            target: for the loss, the same on every rank.
-            weight: what the loss is multiplied with before the backward (share of this batch in a larger one).
-
-        Returns:
-            The loss of the batch, times `weight`, on every rank.
+        `inputs` (positional, or a dict of keywords) and `target` are the same on every rank; the loss is multiplied
+        with `weight`, the share of this batch in a larger one, before the backward, and so returned on every rank.
         """
         return self.from_last(self.accumulate(inputs, target, lambda output, micro: self._loss(output, micro, weight)))
 
     def accumulate(self, inputs: Any, target: Any, loss_of: LossOf) -> Tensor:
         """Accumulate the gradients of a loss of a batch; return it where `holds_last`, else a tensor to receive it.
 
-        Args:
-            inputs: the model's positional inputs, the same on every rank.
-            target: for the loss, the same on every rank.
-            loss_of: the output of a micro-batch, and the micro-batch: what of it is added to the loss.
+        `inputs` and `target` are the same on every rank; `loss_of` gives, of the output of a micro-batch and that
+        micro-batch, what of it is added to the loss.
         """
         micros = self._cut(inputs, target, self.micro_batches)
         order = order_for_batch(self.schedule, self._world.size, len(self.stages), len(micros)).with_messages()
@@ -169,12 +162,8 @@ class Pipeline:
     ) -> Tensor:
         """Return the loss of a batch on every rank, without a backward; see `accumulate`.
 
-        Args:
-            inputs: see `accumulate`.
-            target: see `accumulate`.
-            loss_of: see `accumulate`; None for the pipeline's own loss.
-            alike: whether what fails on one rank is raised on all.
-            graph: whether outputs have the graph of their stage, by which some losses tell what they divide by.
+        `loss_of` is by default the pipeline's own loss. If `alike`, what fails on one rank is raised on all; with
+        `graph`, outputs have the graph of their stage, by which some losses tell what they divide by.
 
         Raises:
             StageError: a stage or the loss has failed; if `alike`, and then on every rank.
@@ -199,11 +188,9 @@ class Pipeline:
     ) -> Any:
         """Return the model's output for a batch, without gradients.
 
-        Args:
-            inputs: the model's positional inputs, or a dict of keywords, the same on every rank.
-            everywhere: whether every rank wants it; else it is None on ranks that do not hold the last stage.
-            micro_batches: into how many the batch is cut; as many as in training if not given.
-            join: makes one output of those of the micro-batches; if not given, tensors are joined along the samples.
+        `inputs` are the same on every rank. Unless `everywhere`, ranks that do not hold the last stage get None. The
+        batch is cut into as many `micro_batches` as in training if not given, and `join` makes one output of theirs; if
+        not given, tensors are joined along the samples.
 
         Raises:
             StageError: a stage has failed; on every rank if `everywhere`.

@@ -20,10 +20,8 @@ HOW: Final = ("none", "stage", "layer")
 def runner(stage: Stage, how: str) -> Callable[..., Any]:
     """Return what to call instead of the stage's module.
 
-    Args:
-        stage: the stage.
-        how: "none", "stage" (all of the stage is computed again) or "layer" (each layer by itself: less memory at the
-            height of the backward, more kept meanwhile).
+    "stage" computes all of the stage again, "layer" each layer by itself: less memory at the height of the backward,
+    more kept meanwhile; "none" nothing.
 
     Raises:
         ValueError: `how` is something else.

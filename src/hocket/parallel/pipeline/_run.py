@@ -21,36 +21,24 @@ Tensor = torch.Tensor
 
 
 class StageFailure(NamedTuple):
-    """What ended a forward pass in a stage. It goes on in the place of values, so that all ranks hear of it.
+    """What ended a forward pass in a stage. It goes on in the place of values, so that all ranks hear of it."""
 
-    Attributes:
-        stage: number of the stage.
-        said: the error's type and message.
-    """
-
-    stage: int
-    said: str
+    stage: int  # number of the stage
+    said: str  # the error's type and message
 
 
 class StageSpan(NamedTuple):
-    """When this rank computed.
+    """When this rank computed."""
 
-    Attributes:
-        action: what.
-        begin_s: on `time.perf_counter`.
-        end_s: likewise.
-    """
-
-    action: PipelineAction
-    begin_s: float
-    end_s: float
+    action: PipelineAction  # what
+    begin_s: float  # on `time.perf_counter`
+    end_s: float  # likewise
 
 
 def idle_shares(spans: Sequence[Sequence[StageSpan]]) -> list[float]:
     """Return the share of a step, from the first rank's begin to the last one's end, that each rank did not compute.
 
-    Args:
-        spans: `Pipeline.spans` of every rank. The ranks must run on one host, whose clock they share.
+    `spans` are `Pipeline.spans` of every rank, on one host, whose clock they share.
     """
     begin_s = min(span.begin_s for rank in spans for span in rank)
     end_s = max(span.end_s for rank in spans for span in rank)

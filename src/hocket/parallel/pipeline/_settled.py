@@ -14,11 +14,8 @@ _PLAIN = (bool, int, float, complex, str, type(None))
 class SettledAttributes:
     """The attributes that code reads of modules that were looked into, as they were when the model was split.
 
-    Numbers and words, lists and dicts of such, tensors, and the fields of objects that hold settings.
-
-    Args:
-        model: the user's.
-        whole: names of modules whose own code runs in every step.
+    Numbers and words, lists and dicts of such, tensors, and the fields of objects that hold settings. `whole` are names
+    of modules whose own code runs in every step.
     """
 
     def __init__(self, model: torch.nn.Module, whole: Iterable[str]) -> None:
@@ -57,11 +54,7 @@ class SettledAttributes:
         return _UNSEEN
 
     def check(self) -> None:
-        """Check that they are what they were: some 20 us for a thousand.
-
-        Raises:
-            SplitError: one is not.
-        """
+        """Check that they are what they were, some 20 us for a thousand; SplitError if one is not."""
         for name, held, key, before in self._kept:
             value = held.get(key)
             if value is before:  # numbers and words, as a rule

@@ -102,11 +102,7 @@ def _refuse_changed_elsewhere(stages: Sequence[Stage], names: set[str]) -> None:
 
 
 def unbalanced(stages: Sequence[Stage]) -> str:
-    """Return why a stage has most of what a model is made of, as a sentence; "" where none has.
-
-    Args:
-        stages: all of a model, as `split` has made them.
-    """
+    """Return why a stage has most of what a model is made of, as a sentence; "" where none has."""
     held = [{name: p.numel() * p.element_size() for name, p in stage.parameters().items()} for stage in stages]
     nbytes, seconds = sum(map(sum, (one.values() for one in held))), sum(stage.seconds for stage in stages)
     for stage, mine in zip(stages, held, strict=True):
@@ -150,13 +146,7 @@ def _balanced(
             for i in range(first + 1, last + 1):
                 crossing[i] += _NEVER
         begins = balance(
-            seconds,
-            n_stages,
-            crossing,
-            holds=holding(traced),
-            link=link,
-            slack=CUT_SLACK,
-            micro_batches=micro_batches,
+            seconds, n_stages, crossing, holds=holding(traced), link=link, slack=CUT_SLACK, micro_batches=micro_batches
         )
     return (begins, seconds) if world is None else world.from_root((begins, seconds))
 

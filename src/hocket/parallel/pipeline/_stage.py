@@ -11,20 +11,14 @@ import torch
 
 @dataclass(frozen=True)
 class Segment:
-    """Some steps of a model in a row, as a module.
+    """Some steps of a model in a row, as a module."""
 
-    Attributes:
-        module: called with the values of `inputs`, then of `uses`; returns a tuple of the values of `makes`, or the
-            model's output if it comes last.
-        inputs: which of the model's inputs it uses: places, or keywords.
-        uses: names of the values that it uses.
-        makes: names of the values that it computes for what comes behind it.
-    """
-
+    # called with the values of `inputs`, then of `uses`; returns a tuple of the values of `makes`, or the model's
+    # output if it comes last
     module: torch.nn.Module
-    inputs: tuple[int | str, ...]
-    uses: tuple[str, ...]
-    makes: tuple[str, ...]
+    inputs: tuple[int | str, ...]  # which of the model's inputs it uses: places, or keywords
+    uses: tuple[str, ...]  # names of the values that it uses
+    makes: tuple[str, ...]  # names of the values that it computes for what comes behind it
 
 
 @dataclass(frozen=True)
@@ -33,57 +27,38 @@ class Stage:
 
     Values are named. A value that a later stage needs is passed on from stage to stage, whoever uses it. The inputs of
     the model are not passed on: every rank of a pipeline has the batch.
-
-    Attributes:
-        index: from 0.
-        count: stages of the model.
-        module: the user's own submodules and Parameters, and the order in which to use them. Called with the values of
-            `inputs`, then of `uses`; returns a tuple of the values of `makes`, the last stage the model's output.
-        model: the user's; says whether the stage trains or evaluates.
-        inputs: which of the model's inputs it uses: places, or keywords.
-        takes: values that cross the cut before it.
-        uses: those of `takes` that `module` is called with.
-        makes: values that it computes for later stages.
-        gives: values that cross the cut behind it: some of `takes`, and `makes`.
-        names: name in `module` of each of its parameters and buffers, to the model's own name for it.
-        shared: the model's names of the parameters that other stages hold too (tied weights).
-        layers: the model's names of the submodules that it runs, in order; for people.
-        nbytes: of the values that cross the cut behind it, for the sample's batch.
-        segments: makes the layers of `module`, one by one, of the parameters as they are then.
-        outline: of the model's inputs, see `_micro.outline`; None if it does not matter.
-        fewest: samples that a micro-batch must have for it.
-        seconds: that its steps take, forward and backward; 0 if that was not measured.
-        whole: submodules of it that are one step each although they have parts, and why they could not be looked into.
-        written: buffers of the model, but for batch norm's, that each forward changes while it trains.
-        fixed_shapes: whether shapes that cross the model's cuts follow from those of its inputs.
-        training: whether all this is so while the model trains, or while it evaluates.
-        settled: what must stay as it was when the model was split; None if that is not watched.
-        other: the stage in the other mode, of the same `module`; None if modes do not differ.
     """
 
-    index: int
-    count: int
+    index: int  # from 0
+    count: int  # stages of the model
+    # the user's own submodules and Parameters, and the order in which to use them. Called with the values of `inputs`,
+    # then of `uses`; returns a tuple of the values of `makes`, the last stage the model's output.
     module: torch.nn.Module
-    model: torch.nn.Module
-    inputs: tuple[int | str, ...] = ()
-    takes: tuple[str, ...] = ()
-    uses: tuple[str, ...] = ()
-    makes: tuple[str, ...] = ()
-    gives: tuple[str, ...] = ()
+    model: torch.nn.Module  # the user's; says whether the stage trains or evaluates
+    inputs: tuple[int | str, ...] = ()  # which of the model's inputs it uses: places, or keywords
+    takes: tuple[str, ...] = ()  # values that cross the cut before it
+    uses: tuple[str, ...] = ()  # those of `takes` that `module` is called with
+    makes: tuple[str, ...] = ()  # values that it computes for later stages
+    gives: tuple[str, ...] = ()  # values that cross the cut behind it: some of `takes`, and `makes`
+    # name in `module` of each of its parameters and buffers, to the model's own name for it
     names: dict[str, str] = field(default_factory=dict)
-    shared: tuple[str, ...] = ()
-    layers: tuple[str, ...] = ()
-    nbytes: int = 0
+    shared: tuple[str, ...] = ()  # the model's names of the parameters that other stages hold too (tied weights)
+    layers: tuple[str, ...] = ()  # the model's names of the submodules that it runs, in order; for people
+    nbytes: int = 0  # of the values that cross the cut behind it, for the sample's batch
+    # makes the layers of `module`, one by one, of the parameters as they are then
     segments: Callable[[], tuple[Segment, ...]] = field(default=tuple, compare=False, repr=False)
-    outline: Any = None
-    fewest: int = 1
+    outline: Any = None  # of the model's inputs, see `_micro.outline`; None if it does not matter
+    fewest: int = 1  # samples that a micro-batch must have for it
+    # what must stay as it was when the model was split; None if that is not watched
     settled: Any = field(default=None, compare=False, repr=False)
-    seconds: float = 0.0
+    seconds: float = 0.0  # that its steps take, forward and backward; 0 if that was not measured
+    # submodules of it that are one step each although they have parts, and why they could not be looked into
     whole: dict[str, str] = field(default_factory=dict)
+    # buffers of the model, but for batch norm's, that each forward changes while it trains
     written: tuple[str, ...] = ()
-    fixed_shapes: bool = True
-    training: bool = True
-    other: Stage | None = None
+    fixed_shapes: bool = True  # whether shapes that cross the model's cuts follow from those of its inputs
+    training: bool = True  # whether all this is so while the model trains, or while it evaluates
+    other: Stage | None = None  # the stage in the other mode, of the same `module`; None if modes do not differ
 
     @property
     def now(self) -> Stage:

@@ -18,9 +18,7 @@ __all__ = ["in_steps", "steps_of"]
 def steps_of(model: torch.nn.Module, sample: Any) -> list[WorkloadStep]:
     """Return the steps between which `split` cuts a model, measured on this device.
 
-    Args:
-        model: the user's; parameters, buffers, gradients and random numbers are as before afterwards.
-        sample: positional inputs, or a dict of keywords.
+    The model's parameters, buffers, gradients and random numbers are as before afterwards.
 
     Raises:
         SplitError: the model's forward cannot be traced.
@@ -42,10 +40,7 @@ def steps_of(model: torch.nn.Module, sample: Any) -> list[WorkloadStep]:
 def in_steps(workload: Workload, model: torch.nn.Module, sample: Any) -> Workload:
     """Return the workload with the steps between which `split` would cut its model, if it can be cut.
 
-    Args:
-        workload: captured with the sample.
-        model: the user's, see `steps_of`.
-        sample: positional inputs, or a dict of keywords.
+    The workload was captured with the sample; the model stays as it is.
     """
     try:
         return refined(workload, steps_of(model, sample))

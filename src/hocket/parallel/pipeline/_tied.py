@@ -16,11 +16,6 @@ class Tied:
 
     The first of a weight's ranks adds up the others' gradients in the order of ranks and sends the sum back, so all
     copies see the very same gradient, and stay equal under the same optimizer.
-
-    Args:
-        stages: this rank's.
-        world: the ranks of the pipeline.
-        wire: between them.
     """
 
     def __init__(self, stages: Iterable[Stage], world: World, wire: StageWire) -> None:

@@ -39,20 +39,14 @@ class SplitError(ValueError):
 
 @dataclass(frozen=True)
 class Traced:
-    """A model as a list of steps.
+    """A model as a list of steps."""
 
-    Attributes:
-        model: the user's.
-        graph: torch.fx's; every node has in `meta` its "value" on the sample and the "path" of the module it is in.
-        training: whether the model trains so; if not, it evaluates.
-        whole: submodules that could not be looked into, with the reason.
-        other: the model when it evaluates, if this is the model when it trains, or the other way round.
-    """
-
-    model: torch.nn.Module
+    model: torch.nn.Module  # the user's
+    # torch.fx's; every node has in `meta` its "value" on the sample and the "path" of the module it is in
     graph: fx.Graph
-    training: bool
-    whole: dict[str, str] = field(default_factory=dict)
+    training: bool  # whether the model trains so; if not, it evaluates
+    whole: dict[str, str] = field(default_factory=dict)  # submodules that could not be looked into, with the reason
+    # the model when it evaluates, if this is the model when it trains, or the other way round
     other: Traced | None = None
 
     @functools.cached_property

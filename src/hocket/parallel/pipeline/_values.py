@@ -29,7 +29,6 @@ def _meta(tensor: Tensor) -> Tensor:
 
 
 def pickled(description: Any) -> bytes:
-    """Return the bytes of a description."""
     stream = io.BytesIO()
     _Pickler(stream).dump(description)
     return stream.getvalue()

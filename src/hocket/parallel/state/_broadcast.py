@@ -44,12 +44,7 @@ def keepers(module: torch.nn.Module) -> Iterator[Keeper]:
 
 
 class FlatBundle:
-    """Tensors of any types on one device, sent from rank 0 to all as one flat tensor of bytes.
-
-    Args:
-        tensors: The tensors, of the same shapes and types on every rank.
-        world: The ranks.
-    """
+    """Tensors of any types on one device, alike on all ranks, sent from rank 0 to all as one flat tensor of bytes."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], world: World) -> None:
         self._tensors = list(tensors)
@@ -84,11 +79,7 @@ class FlatBundle:
 
 
 class FlatBundles:
-    """Broadcasts of tensors of several devices: a `FlatBundle` for each, kept as long as the tensors are the same.
-
-    Args:
-        world: The ranks.
-    """
+    """Broadcasts of tensors of several devices: a `FlatBundle` for each, kept as long as the tensors are the same."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -155,12 +146,8 @@ def check_model(module: torch.nn.Module, world: World) -> None:
 def check_replicas(parts: Sequence[tuple[torch.nn.Module, Mapping[str, str]]], replicas: World, whole: World) -> None:
     """Raise RuntimeError on every rank if ranks that hold the same parameters do not hold them in one order.
 
-    Gradients are averaged in this order, and sums over other parameters' would be wrong without a word.
-
-    Args:
-        parts: What this rank holds of the model, and the model's own names of its parameters.
-        replicas: The ranks that hold the same.
-        whole: All ranks.
+    Gradients are averaged in this order, and sums over other parameters' would be wrong without a word. `parts` are
+    what this rank holds, with the model's own names of its parameters; `replicas` hold the same.
     """
     mine = [
         (names[name], tuple(p.shape), str(p.dtype))

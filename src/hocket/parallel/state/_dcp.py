@@ -24,11 +24,7 @@ from ._shards import TensorShard
 
 
 class DcpShards:
-    """The boxes of one tensor that this rank holds, as DCP wants to be told of them.
-
-    Args:
-        shards: Shards of one tensor; at least one.
-    """
+    """The boxes of one tensor that this rank holds, as DCP wants to be told of them."""
 
     def __init__(self, shards: list[TensorShard]) -> None:
         self._shards = {torch.Size(shard.offsets): shard for shard in shards}
@@ -40,9 +36,7 @@ class DcpShards:
                 index=MetadataIndex(fqn, offsets),
                 type=WriteItemType.SHARD,
                 tensor_data=TensorWriteData(
-                    chunk=_chunk(shard),
-                    properties=TensorProperties.create_from_tensor(shard.tensor),
-                    size=self._shape,
+                    chunk=_chunk(shard), properties=TensorProperties.create_from_tensor(shard.tensor), size=self._shape
                 ),
             )
             for offsets, shard in self._shards.items()
@@ -91,11 +85,7 @@ class _LoadPlanner(DefaultLoadPlanner):
 def save(
     folder: Path, shards: list[TensorShard], others: dict[str, io.BytesIO], world: World
 ) -> dict[str, tuple[int, int]]:
-    """Write this rank's shards, and what has been pickled besides; a collective operation.
-
-    Returns:
-        Of each file that this rank wrote the bytes and the CRC-32.
-    """
+    """Write this rank's shards, and what is pickled; return its files' bytes and CRC-32; a collective operation."""
     writer = FileSystemWriter(folder)
     writer.fs = files = _CountedFiles()
     # Looking for sharded tensors to flatten, DCP would drop empty dicts.
@@ -156,7 +146,6 @@ class _CountedFiles(FileSystem):
         self.written[Path(path).name] = counted.nbytes, counted.crc
 
     def rename(self, path: Any, new_path: Any) -> None:
-        """Rename a file that was written."""
         super().rename(path, new_path)
         self.written[Path(new_path).name] = self.written.pop(Path(path).name)
 

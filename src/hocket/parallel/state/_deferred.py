@@ -31,18 +31,10 @@ _KEPT_NBYTES: Final = 2**25  # of tensors that keep their memory between operato
 _RETURNED_NBYTES: Final = 2**20  # tensors whose making leaves freed memory that is worth returning at once
 _OVERWRITING: Final = frozenset(
     {
-        "zero_",
-        "fill_",
-        "normal_",
-        "uniform_",
-        "copy_",
-        "random_",
-        "bernoulli_",
-        "exponential_",
-        "log_normal_",
+        "zero_", "fill_", "normal_", "uniform_", "copy_", "random_", "bernoulli_", "exponential_", "log_normal_",
         "cauchy_",
     }
-)
+)  # fmt: skip
 _EMPTY: Final = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
 _ATTRIBUTE: Final = "_hocket_deferred"
 _STAND_IN_STD: Final = 0.02
@@ -86,18 +78,14 @@ class _Hollow:
 
 
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While entered, operators on tensors without memory work: the tensors are filled for the time of the operator.
-
-    Attributes:
-        adopts: Whether large results of operators are taken in, too, and lose their memory.
-        known: Whether the lines say what the numbers are to be; if not, they are stand-ins until a state is loaded.
-        taken: Whether parameters are about to have their memory for good, and change: nothing can be made of them anew.
-    """
+    """While entered, operators on tensors without memory work: the tensors are filled for the time of the operator."""
 
     def __init__(self, *, known: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.adopts = False
+        self.adopts = False  # whether large results of operators are taken in, too, and lose their memory
+        # whether the lines say what the numbers are to be; if not, they are stand-ins until a state is loaded
         self.known = known
+        # whether parameters are about to have their memory for good, and change: nothing can be made of them anew
         self.taken = False
         self._hollow: dict[int, _Hollow] = {}  # by id of the storage, which is kept here
         self._recent: dict[int, _Hollow] = {}  # those that have memory, the latest last
@@ -392,18 +380,12 @@ class Deferred:
     """The parameters of a model that have no memory yet, while it is divided among ranks.
 
     They are ordinary parameters of their device whose storage is empty; in a block of `streaming` they can be used.
-
-    Args:
-        model: A model with parameters on the meta device, of `deferred` or not.
-
-    Attributes:
-        known: Whether it is known what their numbers are to be.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._ledgers: list[Ledger] = []
         self._parameters: list[torch.nn.Parameter] = []
-        self.known = True
+        self.known = True  # whether it is known what their numbers are to be
         stand_ins = Ledger(known=False)
         for name, parameter in model.named_parameters():
             if isinstance(parameter, DeferredValue):

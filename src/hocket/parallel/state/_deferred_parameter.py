@@ -30,15 +30,10 @@ _IN_PLACE = frozenset({"__setitem__", *(f"__i{name}__" for name in ("add", "sub"
 
 
 class DeferredValue(torch.Tensor):
-    """A tensor without memory, on the meta device: a parameter, a view of one, or what was made of such tensors.
+    """A tensor without memory, on the meta device: a parameter, a view of one, or what was made of such tensors."""
 
-    Attributes:
-        hollow: The same of the tensor that the ledger fills.
-        ledger: That does so.
-    """
-
-    hollow: torch.Tensor
-    ledger: Any
+    hollow: torch.Tensor  # the same of the tensor that the ledger fills
+    ledger: Any  # that does so
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -44,9 +44,6 @@ def alike(world: World) -> Iterator[None]:
     """Open a block after which all ranks raise one CheckpointError if any has raised an error; a collective operation.
 
     No collective operation can stand in the block: a rank that fails does not come to it.
-
-    Args:
-        world: The ranks.
     """
     said, cause = None, None
     try:
@@ -63,13 +60,9 @@ def alike(world: World) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The files of a checkpoint.
+    """The files of a checkpoint."""
 
-    Attributes:
-        files: Of each file its length in bytes and its CRC-32.
-    """
-
-    files: Mapping[str, tuple[int, int]]
+    files: Mapping[str, tuple[int, int]]  # of each file its length in bytes and its CRC-32
 
     @property
     def checksum(self) -> int:
@@ -86,11 +79,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Read that of a checkpoint.
-
-        Raises:
-            CheckpointError: There is none, it is damaged, or of a newer version.
-        """
+        """Read that of a checkpoint; CheckpointError if there is none, or it is damaged, or of a newer version."""
         where = f"the checkpoint at {str(folder)!r}"
         try:
             text = (folder / MANIFEST).read_bytes()
@@ -120,8 +109,7 @@ class Manifest:
     def verify(self, folder: Path, number: int = 0, count: int = 1) -> None:
         """Compare every `count`th of the files, from `number` on, with what was written.
 
-        Raises:
-            CheckpointError: One is missing or has changed; names the file.
+        CheckpointError names one that is missing or has changed.
         """
         for name in sorted(self.files)[number::count]:
             nbytes, crc = self.files[name]

@@ -16,11 +16,9 @@ _EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
 class WholeNorms:
     """See `hocket.parallel.state.optim.Totals`.
 
-    Args:
-        groups: The number of its parameter group, for each parameter that the optimizer updates on any rank.
-        copies: What this rank updates, and how many ranks of the world hold the same.
-        world: The ranks that hold parts of the model.
-        local: Whether every rank holds all of it, so that nobody need be asked.
+    `groups` has the number of its parameter group for each parameter that the optimizer updates on any rank; `copies`
+    says how many ranks of the world hold the same. Where every rank holds all of the model (`local`), nobody need be
+    asked.
     """
 
     def __init__(
@@ -49,14 +47,8 @@ class WholeNorms:
 def clip(owned: Iterable[tuple[Owned, int]], max_norm: float, world: World, *, local: bool) -> float:
     """Scale gradients so that their norm over the whole model is `max_norm` at most, as `clip_grad_norm_` does.
 
-    Args:
-        owned: What this rank updates, and how many ranks of the world hold the same: so each element counts once.
-        max_norm: The largest norm (the root of the sum of squares).
-        world: The ranks that hold parts of the model.
-        local: Whether this rank holds all of it, so that nobody need be asked.
-
-    Returns:
-        The norm before.
+    Returned is the norm (the root of the sum of squares) before. `owned` says how many ranks of the world hold the
+    same, so that each element counts once; where this rank holds all of the model (`local`), nobody need be asked.
     """
     found = []
     for item, copies in owned:

@@ -18,19 +18,12 @@ ELEMENTWISE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A tensor that this rank's optimizer updates: a parameter, or this rank's part of one.
+    """A tensor that this rank's optimizer updates: a parameter, or this rank's part of one."""
 
-    Attributes:
-        leaf: The tensor that stands in the optimizer's groups.
-        parameter: The user's parameter that `leaf` is, or is a shard of.
-        where: Where `leaf` lies in the model's parameter; a range of its elements where it is flat.
-        replicas: How many data-parallel ranks hold the same tensor.
-    """
-
-    leaf: torch.nn.Parameter
-    parameter: torch.nn.Parameter
-    where: ShardBox | FlatRange
-    replicas: int
+    leaf: torch.nn.Parameter  # the tensor that stands in the optimizer's groups
+    parameter: torch.nn.Parameter  # the user's parameter that `leaf` is, or is a shard of
+    where: ShardBox | FlatRange  # where `leaf` lies in the model's parameter; a range of its elements where it is flat
+    replicas: int  # how many data-parallel ranks hold the same tensor
 
     @property
     def name(self) -> str:
@@ -45,12 +38,9 @@ class Owned:
 def check_elementwise(optimizer: Any, *, rows: bool = False) -> None:
     """Raise ValueError if an update may need more of a parameter than one rank has, or the state is not of the whole.
 
-    An optimizer of one's own that works element by element says so by an attribute `elementwise = True`; one that
-    needs norms of whole parameters besides has a method `bind_norms`, see `hocket.parallel.state.optim.LayerWise`.
-
-    Args:
-        optimizer: The optimizer.
-        rows: Whether a rank has whole rows, at least.
+    An optimizer of one's own that works element by element says so by an attribute `elementwise = True`; one that needs
+    norms of whole parameters besides has a method `bind_norms`, see `hocket.parallel.state.optim.LayerWise`. With
+    `rows`, a rank has whole rows at least.
     """
     kind = type(optimizer)
     known = kind.__module__.startswith("torch.optim") and (
@@ -78,12 +68,8 @@ def check_elementwise(optimizer: Any, *, rows: bool = False) -> None:
 def shard_optimizer(optimizer: Any, owned: Sequence[Owned], kept: Collection[torch.nn.Parameter]) -> None:
     """Put what this rank owns in the place of the user's parameters; the optimizer keeps its identity and settings.
 
-    State that the optimizer has already is cut as the parameters are; state of other shapes goes to all parts.
-
-    Args:
-        optimizer: A torch optimizer.
-        owned: What this rank updates from now on.
-        kept: Parameters that stay as they are though they are not owned.
+    State that the optimizer has already is cut as the parameters are; state of other shapes goes to all parts. `owned`
+    is what this rank updates from now on; parameters in `kept` stay as they are though they are not owned.
     """
     parts: dict[int, list[Owned]] = {}
     for item in owned:

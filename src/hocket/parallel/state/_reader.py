@@ -68,11 +68,7 @@ class CheckpointReader(FileSystemReader):
 
     @cached_property
     def metadata(self) -> Metadata:
-        """What DCP has written of tensors and where they lie.
-
-        Raises:
-            CheckpointError: It is something else.
-        """
+        """Return what DCP has written of tensors and where they lie; CheckpointError if it is something else."""
         try:
             with (self.folder / ".metadata").open("rb") as file:
                 found = _MetadataUnpickler(file).load()
@@ -88,7 +84,6 @@ class CheckpointReader(FileSystemReader):
         return found
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return `metadata`, to DCP."""
         return self.metadata
 
     def tensors(self, prefix: str) -> dict[str, tuple[Shape, torch.dtype]]:
@@ -100,7 +95,6 @@ class CheckpointReader(FileSystemReader):
         }
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a whole tensor."""
         found = self.metadata.state_dict_metadata[name]
         assert isinstance(found, TensorStorageMetadata)
         whole = torch.empty(found.size, dtype=found.properties.dtype)
@@ -110,11 +104,7 @@ class CheckpointReader(FileSystemReader):
         return whole
 
     def load_object(self, name: str, *, weights_only: bool) -> Any:
-        """Return what is no tensor: without running code, if it consists of plain values, tensors and arrays.
-
-        Args:
-            name: Its name.
-            weights_only: Whether anything else is refused.
+        """Return what is no tensor, without running code; what would have to run some is refused if `weights_only`.
 
         Raises:
             CheckpointError: It cannot be unpickled, or is refused.

@@ -14,50 +14,30 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class TensorShard:
-    """A box of a tensor of the model that this rank holds.
+    """A box of a tensor of the model that this rank holds."""
 
-    Attributes:
-        name: The tensor's name in the model.
-        shape: Shape of the whole tensor.
-        offsets: Offsets of the box in the whole tensor.
-        tensor: The box's values; changing them changes what the rank holds.
-    """
-
-    name: str
-    shape: Shape
-    offsets: Shape
-    tensor: torch.Tensor
+    name: str  # the tensor's name in the model
+    shape: Shape  # shape of the whole tensor
+    offsets: Shape  # offsets of the box in the whole tensor
+    tensor: torch.Tensor  # the box's values; changing them changes what the rank holds
 
 
 class DimSegment(NamedTuple):
-    """Indices of a rank's tensor along one axis, and where they lie in the model's.
+    """Indices of a rank's tensor along one axis, and where they lie in the model's."""
 
-    Attributes:
-        begin: First index, in the rank's tensor.
-        end: One past the last index.
-        at: Where the first index lies in the model's tensor.
-    """
-
-    begin: int
-    end: int
-    at: int
+    begin: int  # first index, in the rank's tensor
+    end: int  # one past the last index
+    at: int  # where the first index lies in the model's tensor
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterPlacement:
-    """Where a rank's parameter or buffer lies in the model's: all of it, or some stretches of one axis.
+    """Where a rank's parameter or buffer lies in the model's: all of it, or some stretches of one axis."""
 
-    Attributes:
-        name: The model's name for the tensor.
-        shape: Shape of the model's tensor.
-        axis: The axis that is divided (by tensor parallelism).
-        segments: What the rank has of that axis; None for all.
-    """
-
-    name: str
-    shape: Shape
-    axis: int = 0
-    segments: tuple[DimSegment, ...] | None = None
+    name: str  # the model's name for the tensor
+    shape: Shape  # shape of the model's tensor
+    axis: int = 0  # the axis that is divided (by tensor parallelism)
+    segments: tuple[DimSegment, ...] | None = None  # what the rank has of that axis; None for all
 
     @classmethod
     def unsharded(cls, name: str, tensor: torch.Tensor) -> ParameterPlacement:
@@ -65,12 +45,7 @@ class ParameterPlacement:
         return cls(name, tuple(tensor.shape))
 
     def shards(self, offsets: Sequence[int], values: torch.Tensor) -> list[TensorShard]:
-        """Return where a box of the rank's tensor lies in the model's.
-
-        Args:
-            offsets: Offsets of the box in the rank's tensor.
-            values: Values of the box; the shards are views of it.
-        """
+        """Return where a box of the rank's tensor, at `offsets` in it, lies in the model's; views of its `values`."""
         if self.segments is None:
             return [TensorShard(self.name, self.shape, tuple(offsets), values)]
         found = []
@@ -88,8 +63,7 @@ class ParameterPlacement:
 def boxes(shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Shape, int]]:
     """Cut elements `begin` to `end` of a row-major array into boxes, at most two for each axis and one.
 
-    Yields:
-        Offsets and sizes of a box, and the number of its first element.
+    Yields offsets and sizes of a box, and the number of its first element.
     """
     if begin >= end:
         return
@@ -121,15 +95,10 @@ def memory_order(strides: Sequence[int], shape: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class ShardBox:
-    """A box of a rank's tensor, or all of it.
+    """A box of a rank's tensor, or all of it."""
 
-    Attributes:
-        place: Where the rank's tensor lies in the model's.
-        offsets: Offsets of the box in the rank's tensor.
-    """
-
-    place: ParameterPlacement
-    offsets: Shape
+    place: ParameterPlacement  # where the rank's tensor lies in the model's
+    offsets: Shape  # offsets of the box in the rank's tensor
 
     @classmethod
     def full(cls, place: ParameterPlacement) -> ShardBox:
@@ -143,21 +112,13 @@ class ShardBox:
 
 @dataclass(frozen=True, slots=True)
 class FlatRange:
-    """Elements `begin` to `end` of a tensor in the order in which they lie in memory.
+    """Elements `begin` to `end` of a tensor in the order in which they lie in memory."""
 
-    Attributes:
-        place: Where the rank's tensor lies in the model's.
-        shape: Shape of the rank's tensor.
-        order: Axes of the rank's tensor, the one with the longest stride first.
-        begin: First element.
-        end: One past the last element.
-    """
-
-    place: ParameterPlacement
-    shape: Shape
-    order: tuple[int, ...]
-    begin: int
-    end: int
+    place: ParameterPlacement  # where the rank's tensor lies in the model's
+    shape: Shape  # shape of the rank's tensor
+    order: tuple[int, ...]  # axes of the rank's tensor, the one with the longest stride first
+    begin: int  # first element
+    end: int  # one past the last element
 
     def shards(self, values: torch.Tensor) -> list[TensorShard]:
         """Return the parts of the model's tensor that a 1-D tensor of `end - begin` values holds, as views of it."""

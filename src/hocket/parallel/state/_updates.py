@@ -22,17 +22,12 @@ _PLACE = 2.0**-52  # the last of a number in float64
 
 @dataclass(frozen=True, slots=True)
 class UpdateTrial:
-    """What was found of an optimizer: nothing where its copy cannot step (it wants a closure, say).
+    """What was found of an optimizer: nothing where its copy cannot step (it wants a closure, say)."""
 
-    Attributes:
-        meets: Whether the update of a parameter depends on others' gradients, as through a norm over all.
-        draws: Whether it draws random numbers.
-        magnified: How far apart the updates of a parameter are for gradients that differ in the last place, as part
-            of the largest update.
-    """
-
-    meets: bool = False
-    draws: bool = False
+    meets: bool = False  # whether the update of a parameter depends on others' gradients, as through a norm over all
+    draws: bool = False  # whether it draws random numbers
+    # how far apart the updates of a parameter are for gradients that differ in the last place, as part of the largest
+    # update
     magnified: float = 0.0
 
     @classmethod
@@ -61,11 +56,7 @@ class UpdateTrial:
 def _stepped(optimizer: Any, *, steps: int = _STEPS, others: float = 1.0, noise: float = 0.0) -> list[torch.Tensor]:
     """Return made-up parameters after some steps of a copy of an optimizer.
 
-    Args:
-        optimizer: The optimizer.
-        steps: How many.
-        others: What gradients of every second parameter are multiplied by.
-        noise: By what part gradients are changed, at random.
+    Gradients of every second parameter are multiplied by `others`, and all changed by a part of `noise`, at random.
     """
     generator, errors = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

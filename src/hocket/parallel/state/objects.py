@@ -18,10 +18,8 @@ _FILE = "objects.pt"
 def write_objects(path: Path, state: dict[str, Any], world: World) -> None:
     """Write what rank 0 gives, and every rank's random state; a collective operation.
 
-    Args:
-        path: A directory; what was there is replaced when all of this one is on the disk.
-        state: Anything picklable; rank 0's counts.
-        world: The ranks.
+    `path` is a directory; what was there is replaced when all of this one is on the disk. `state` is anything
+    picklable.
 
     Raises:
         CheckpointError: It cannot be written; what was at `path` before is still there.
@@ -45,10 +43,7 @@ def write_objects(path: Path, state: dict[str, Any], world: World) -> None:
 def read_objects(path: Path, world: World, *, weights_only: bool = True) -> dict[str, Any]:
     """Return what was written, on every rank, and put its random state back; a collective operation.
 
-    Args:
-        path: The directory.
-        world: The ranks.
-        weights_only: Whether anything but plain values and tensors is refused; see `torch.load`.
+    With `weights_only` anything but plain values and tensors is refused; see `torch.load`.
 
     Raises:
         CheckpointError: It is damaged, is none of `write_objects`, differs among ranks, or would have to run code.

@@ -42,11 +42,6 @@ class SafetensorsFolder:
         tied: Of each name that is left out, since another in `tensors` has the same values, that other name.
         max_shard_nbytes: How large a file may be, if it has more than one tensor.
 
-    Attributes:
-        order: The tensors' names in the order in which `add` wants them.
-        names: Of the files.
-        folder: Where.
-
     Raises:
         CheckpointError: The format has no name for a type.
     """
@@ -68,14 +63,14 @@ class SafetensorsFolder:
         for shard in shards:  # large elements first, so that each is aligned
             shard.sort(key=lambda name: -tensors[name][1].itemsize)
         count = len(shards)
-        self.names = (
+        self.names = (  # of the files
             [SINGLE] if count == 1 else [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
         )
         self._shards = dict(zip(self.names, shards, strict=True))
         self._metadata = {"format": "pt", **tied}  # as safetensors.torch.save_model says it
         self._first = {shard[0]: file for file, shard in self._shards.items() if shard}
         self._file: Any = None
-        self.order = [name for shard in shards for name in shard]
+        self.order = [name for shard in shards for name in shard]  # in which `add` wants the tensors
 
     def _nbytes(self, name: str) -> int:
         shape, dtype = self._tensors[name]
@@ -138,21 +133,14 @@ class SafetensorsFolder:
 class SafetensorsReader:
     """The tensors of one file, of a folder with one, or of a folder with several and an index.
 
-    Args:
-        path: The file or the folder.
-
-    Attributes:
-        tensors: Shape and type of each.
-        tied: Of names that are left out, the names that have their values.
-
     Raises:
         CheckpointError: A file is not of the format, cut, or not what the index says.
         OSError: It cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
-        self.tensors: dict[str, tuple[Shape, torch.dtype]] = {}
-        self.tied: dict[str, str] = {}
+        self.tensors: dict[str, tuple[Shape, torch.dtype]] = {}  # shape and type of each
+        self.tied: dict[str, str] = {}  # of names that are left out, the names that have their values
         self._places: dict[str, tuple[Path, int, int]] = {}
         if not path.is_dir():
             self._read_header(path)

@@ -68,8 +68,7 @@ class _Checkpoint:
 def open_weights(source: Mapping[str, Any] | str | Path, *, weights_only: bool = True) -> WeightSource:
     """Open a state dict, or the path of a checkpoint, of safetensors (a file or a folder) or of a file of `torch.save`.
 
-    Raises:
-        CheckpointError: There is none, or it is damaged.
+    CheckpointError: there is none, or it is damaged.
     """
     if isinstance(source, Mapping):
         return _StateDict(source)
@@ -120,13 +119,8 @@ def load_weights(
 ) -> tuple[IncompatibleKeys, dict[str, Any]]:
     """Overwrite what every rank holds of a model's weights; a collective operation. Rank 0's source counts.
 
-    Args:
-        given: See `open_weights`.
-        shards: What this rank holds.
-        outline: Of the model.
-        world: All ranks.
-        strict: Whether keys must be those of the model.
-        convert: Gives rank 0 the state dict of a folder whose keys are not those of the model, or None.
+    `shards` are what this rank holds; `strict` says whether keys must be those of the model, and `convert` gives rank 0
+    the state dict of a folder whose keys are not, or None.
 
     Returns:
         What was not loaded, and what else than tensors was given.
@@ -177,12 +171,7 @@ def _check_tied(source: WeightSource, givers: Mapping[str, Sequence[str]]) -> No
 
 
 def export(
-    folder: Path,
-    outline: ModelOutline,
-    shards: Sequence[TensorShard],
-    world: World,
-    *,
-    max_shard_nbytes: int,
+    folder: Path, outline: ModelOutline, shards: Sequence[TensorShard], world: World, *, max_shard_nbytes: int
 ) -> None:
     """Write a model's weights as safetensors, one tensor at a time; a collective operation, of which rank 0 writes.
 

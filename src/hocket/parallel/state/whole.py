@@ -23,33 +23,21 @@ EXTRA_STATE = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX
 
 @dataclass(frozen=True, slots=True)
 class ModelOutline:
-    """What a model's state dict had, and its optimizer's groups, before a plan divided them.
+    """What a model's state dict had, and its optimizer's groups, before a plan divided them."""
 
-    Attributes:
-        tensors: Of each parameter and persistent buffer the shape and type; tied ones once, by their first name. Also
-            those that the model leaves out of its state dict.
-        keys: Of each key of the state dict the name in `tensors`; tied ones are several with one name.
-        computed: All other keys: of what modules keep besides tensors (`get_extra_state`), or a hook makes.
-        order: All keys, as the model has them.
-        groups: Of each parameter group of the optimizer the names in `tensors`, sorted.
-        metadata: Versions of modules, as torch keeps them in a state dict.
-    """
-
+    # of each parameter and persistent buffer the shape and type; tied ones once, by their first name. Also those that
+    # the model leaves out of its state dict.
     tensors: dict[str, tuple[Shape, torch.dtype]]
-    keys: dict[str, str]
+    keys: dict[str, str]  # of each key of the state dict the name in `tensors`; tied ones are several with one name
+    # all other keys: of what modules keep besides tensors (`get_extra_state`), or a hook makes
     computed: tuple[str, ...]
-    order: tuple[str, ...]
-    groups: tuple[tuple[str, ...], ...]
-    metadata: Any
+    order: tuple[str, ...]  # all keys, as the model has them
+    groups: tuple[tuple[str, ...], ...]  # of each parameter group of the optimizer the names in `tensors`, sorted
+    metadata: Any  # versions of modules, as torch keeps them in a state dict
 
     @classmethod
     def of(cls, model: torch.nn.Module, optimizer: Any) -> ModelOutline:
-        """Return that of a model which is not divided yet.
-
-        Args:
-            model: The user's.
-            optimizer: Of its parameters.
-        """
+        """Return that of the user's model, which is not divided yet, and of its optimizer."""
         try:
             state = model.state_dict(keep_vars=True)
         except TypeError:  # the model has a method of its own
@@ -101,10 +89,7 @@ class ModelOutline:
     def check(self, found: Mapping[str, tuple[Shape, torch.dtype]], source: str, *, casts: bool) -> None:
         """Raise CheckpointError if tensors have not the shapes and types of the model's.
 
-        Args:
-            found: Shape and type of each, by the names of `tensors`.
-            source: What they come from.
-            casts: Whether floating-point numbers of another type are taken.
+        `found` are shape and type by name, of `source`; with `casts`, floating-point numbers of another type are taken.
         """
         lines = []
         for name, (shape, dtype) in self.tensors.items():
@@ -124,12 +109,7 @@ def _some(names: Collection[str]) -> str:
 
 
 class _Bundle:
-    """Tensors in one flat tensor of bytes, which one collective operation moves.
-
-    Args:
-        tensors: Shape and type of each, by name.
-        device: Where.
-    """
+    """Tensors in one flat tensor of bytes, which one collective operation moves."""
 
     def __init__(self, tensors: Mapping[str, tuple[Shape, torch.dtype]], device: torch.device) -> None:
         spans, end = {}, _ALIGNMENT_NBYTES  # the first byte says whether all went well
@@ -229,12 +209,8 @@ def hand_out(
 ) -> None:
     """Overwrite what every rank holds with rank 0's whole tensors, some 32 MiB or one at once; a collective operation.
 
-    Args:
-        get: Returns a whole tensor; asked on rank 0.
-        shards: What this rank holds.
-        tensors: Shape and type of each tensor, by name.
-        names: Of those that are to be overwritten; the same on every rank.
-        world: All ranks.
+    `get` returns a whole tensor, on rank 0; `shards` are what this rank holds, `tensors` shapes and types by name, and
+    `names`, the same on every rank, those that are to be overwritten.
 
     Raises:
         CheckpointError: Rank 0 could not read one; those before it are overwritten.
@@ -267,12 +243,7 @@ def state_dict(
 ) -> OrderedDict[str, Any]:
     """Return the whole state dict, on the CPU, tied keys as one tensor; a collective operation.
 
-    Args:
-        outline: Of the model.
-        shards: What this rank holds.
-        computed: See `ModelOutline.computed_state`.
-        world: All ranks.
-        rank0_only: Whether other ranks get an empty one.
+    Of `computed` see `ModelOutline.computed_state`; with `rank0_only` other ranks get an empty one.
 
     Raises:
         CheckpointError: A hook of the model adds to its state dict what is neither a parameter nor a buffer.

@@ -19,22 +19,6 @@ if TYPE_CHECKING:
 Divides = Literal["batch", "layers", "tensors", "samples", "nothing"]
 
 
-def _no_rules(plan: Plan) -> Iterable[PlanFinding]:
-    return ()
-
-
-def _nothing_refused(plan: Plan, workload: Workload) -> Iterable[PlanFinding]:
-    return ()
-
-
-def _never(workload: Workload, network: Network, degree: int) -> bool:
-    return False
-
-
-def _no_reason(plan: Plan, parts: StepParts) -> str:
-    return ""
-
-
 @dataclass(frozen=True)
 class Axis:
     """One form of parallelism: a row of the table, `AXES`.
@@ -76,10 +60,10 @@ class Axis:
     sampled: bool = False
     elementwise: bool = False
     describe: Callable[[Plan], str] | None = None
-    rules: Callable[[Plan], Iterable[PlanFinding]] = _no_rules
-    refused: Callable[[Plan, Workload], Iterable[PlanFinding]] = _nothing_refused
-    considered: Callable[[Workload, Network, int], bool] = _never
-    reason: Callable[[Plan, StepParts], str] = _no_reason
+    rules: Callable[[Plan], Iterable[PlanFinding]] = lambda plan: ()
+    refused: Callable[[Plan, Workload], Iterable[PlanFinding]] = lambda plan, workload: ()
+    considered: Callable[[Workload, Network, int], bool] = lambda workload, network, degree: False
+    reason: Callable[[Plan, StepParts], str] = lambda plan, parts: ""
 
     def degree(self, plan: Plan) -> int:
         """Return how many ranks a plan has along it."""

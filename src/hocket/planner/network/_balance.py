@@ -118,11 +118,8 @@ def balance(
 def _best(count: int, n: int, join: Callable[[Array, Array], tuple[Array, Array]]) -> tuple[float, list[int]]:
     """Return the least first value of a cut of `count` steps into `n`, and the cuts of those with the least second.
 
-    Args:
-        count: steps.
-        n: parts.
-        join: both values of all up to an end, for each begin of the last part (rows) and each end (columns), of both
-            values up to each begin, as columns.
+    `join` gives both values of all up to an end, for each begin of the last part (rows) and each end (columns), of both
+    values up to each begin, as columns.
     """
     first, second = np.full(count + 1, np.inf), np.zeros(count + 1)
     first[0] = 0.0

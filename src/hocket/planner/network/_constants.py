@@ -227,14 +227,7 @@ _AT_LEAST_0 = ("jitter", "host_jitter", "congestion", "interference", "fitted_wo
 _AT_MOST_1 = ("jitter", "host_jitter", "congestion", "interference", "unmodelled", "kernel_s", "collective_s")
 _KINDS: Mapping[type, str] = {float: "a number", int: "a whole number", bool: "true or false", str: "a word"}
 
-USUAL = Constants(
-    network_share=0.8,
-    fetch_share=0.8,
-    jitter=0.01,
-    host_jitter=0.01,
-    congestion=0.02,
-    interference=0.1,
-)
+USUAL = Constants(network_share=0.8, fetch_share=0.8, jitter=0.01, host_jitter=0.01, congestion=0.02, interference=0.1)
 """What is taken of a cluster that says nothing of what is reached: assumed, in the middle of what is published.
 
 Between hosts 0.8 (320 of 400 GB/s, H100, nccl #1221; 0.9 and more are reached with adaptive routing), 1% of jitter

@@ -65,12 +65,7 @@ class StepLoads(NamedTuple):
 
 
 class Contention:
-    """The first ranks of a cluster, and what their groups do to its links.
-
-    Args:
-        cluster: With its routes.
-        workers: How many of its ranks take part.
-    """
+    """The first ranks of a cluster, and what their groups do to its links."""
 
     def __init__(self, cluster: Cluster, workers: int) -> None:
         self._cluster, self._nodes = cluster, cluster.ranks[:workers]
@@ -93,15 +88,10 @@ class Contention:
     ) -> tuple[float, float]:
         """Return the latency of a collective, and what it takes for each byte of the vector.
 
-        Args:
-            algorithm: Which.
-            given: Its parameters.
-            collective: Of a group; all groups of the shape talk at once.
-            stride: From each member to the next.
-            shares: What flows inside hosts reach of their links, and those between hosts.
-            form: The closed form, which says how many steps and how many bytes there are.
-            beside: The stage whose groups are meant, and of every stage how much of the time its groups talk, too; all
-                groups, and all of the time, if it is not given.
+        All groups of the shape talk at once, each from member to member over `stride` ranks; flows inside hosts and
+        between them reach `shares` of their links, and `form` says how many steps and bytes there are. `beside` is the
+        stage whose groups are meant, and of every stage how much of the time its groups talk, too; all groups, and all
+        of the time, if it is not given.
         """
         steps, number, wire = self._steps(algorithm, given, collective, stride)
         loads = [(times, _load(flows, shares, beside)) for times, flows in steps]
@@ -122,15 +112,7 @@ class Contention:
         stride: int,
         form: ClosedForm,
     ) -> tuple[float, float]:
-        """Return how many times as long as `rates` says latency and bytes take where nobody waits for a step's end.
-
-        Args:
-            algorithm: Which.
-            given: Its parameters.
-            collective: Of a group; all groups of the shape talk at once.
-            stride: From each member to the next.
-            form: The closed form.
-        """
+        """Return how many times as long as `rates` says latency and bytes take where nobody waits for a step's end."""
         schedule, size, world = algorithm(collective, **dict(given)), collective.world, len(self._nodes)
         if schedule.transfer_count * (world // size) > _MOST_TRANSFERS:
             return 1.0, 1.0
@@ -199,11 +181,8 @@ class Contention:
     def _messages(self, stride: int, together: int, around: bool, shares: tuple[float, float]) -> list[StageMessages]:
         """Return what the messages of a pipeline do to the links, from each of its ranks to the next and back.
 
-        Args:
-            stride: Ranks of a stage.
-            together: Ranks of it beside each other that wait for each other's messages.
-            around: Whether the last ones send to the first ones, too.
-            shares: What flows inside hosts reach of their links, and those between hosts.
+        A stage has `stride` ranks, of which `together` beside each other wait for each other's messages; where they go
+        `around`, the last ones send to the first ones, too.
         """
         world = len(self._nodes)
         ranks, onward = np.arange(world), np.roll(np.arange(world), -stride)

@@ -34,7 +34,6 @@ class Layout:
     parts: int  # micro-batches of each data-parallel group
 
     def degree(self, name: str) -> int:
-        """Return the degree of an axis."""
         return self.degrees[AXES.index(axis(name))]
 
     @property
@@ -43,7 +42,6 @@ class Layout:
         return math.prod(n for one, n in zip(AXES, self.degrees, strict=True) if one.replicates)
 
     def plan(self, **more: Any) -> Plan:
-        """Return it as a plan."""
         piped = self.degree("pipeline") > 1
         schedule = more.pop("pipeline_schedule", "1f1b")
         degrees: dict[str, Any] = {one.field: degree for one, degree in zip(AXES, self.degrees, strict=True)}

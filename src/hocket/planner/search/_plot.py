@@ -104,7 +104,6 @@ def _curve(number: int, curve: Curve, upper: Place, lower: Place, said: Mapping[
 
 
 def _alone(curve: Curve) -> float:
-    """Return the throughput of one worker."""
     first = curve.points[0]
     return first.throughput / first.efficiency / first.workers
 

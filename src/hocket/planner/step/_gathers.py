@@ -16,12 +16,7 @@ from ._profile import LayerTimes, Profile
 
 
 def follow_gathers(
-    plan: Plan,
-    profile: Profile,
-    times: LayerTimes,
-    edges: Sequence[int],
-    works: Sequence[StageWork],
-    plain: Followed,
+    plan: Plan, profile: Profile, times: LayerTimes, edges: Sequence[int], works: Sequence[StageWork], plain: Followed
 ) -> Followed:
     """Follow a pipeline whose parameters are sharded: each block is gathered while the one before is computed.
 
@@ -123,19 +118,14 @@ def _first(blocks: Sequence[_Block], kind: str) -> float:
 
 
 class _SharedPort(Stream):
-    """The port of a rank, whose gathers and reductions have half of it while a message passes to or fro.
-
-    Attributes:
-        passed: When messages pass, from and to.
-        next_s: What the gather takes that will be asked for next.
-    """
+    """The port of a rank, whose gathers and reductions have half of it while a message passes to or fro."""
 
     __slots__ = ("next_s", "passed")
 
     def __init__(self) -> None:
         super().__init__()
-        self.passed: list[tuple[float, float]] = []
-        self.next_s = 0.0
+        self.passed: list[tuple[float, float]] = []  # when messages pass, from and to
+        self.next_s = 0.0  # what the gather takes that will be asked for next
 
     def busy_until(self, asked_s: float) -> float:
         """Return when the next gather is there, which is asked for at such a time."""

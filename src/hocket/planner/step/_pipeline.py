@@ -58,23 +58,14 @@ def stage_works(
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A pipeline that was followed from action to action.
+    """A pipeline that was followed from action to action."""
 
-    Attributes:
-        seconds: From its begin to its end.
-        ends: Of every rank the end of its last action.
-        left: Of every rank when its last message has left, too.
-        followed: How many micro-batches; what more of them take was added.
-        links: Of every rank when what it sends besides is there, where its parameters are sharded.
-        ways_s: See `OrderTiming`.
-    """
-
-    seconds: float
-    ends: tuple[float, ...]
-    left: tuple[float, ...]
-    followed: int
-    links: tuple[float, ...] = ()
-    ways_s: Mapping[tuple[bool, int, int], float] = field(default_factory=dict)
+    seconds: float  # from its begin to its end
+    ends: tuple[float, ...]  # of every rank the end of its last action
+    left: tuple[float, ...]  # of every rank when its last message has left, too
+    followed: int  # how many micro-batches; what more of them take was added
+    links: tuple[float, ...] = ()  # of every rank when what it sends besides is there, where its parameters are sharded
+    ways_s: Mapping[tuple[bool, int, int], float] = field(default_factory=dict)  # see `OrderTiming`
 
     def later(self, seconds: float) -> "Followed":
         """Return the same with a longer way to the end."""

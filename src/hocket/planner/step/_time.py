@@ -228,11 +228,7 @@ def predict(
 
 
 def peak_format(formats: Mapping[str, float]) -> str:
-    """Return of whose peak MFU is a part: bfloat16's where products are in float8, and TF32's where they are three.
-
-    Args:
-        formats: With their parts of the floating-point operations.
-    """
+    """Return of whose peak MFU is a part: bfloat16's where products are in float8, and TF32's where they are three."""
     told = {"float8": "bfloat16", "3xtf32": "tf32"}
     counted: dict[str, float] = {}
     for name, part in formats.items():

@@ -38,18 +38,13 @@ class PipelineAction(NamedTuple):
 
 
 class Played(NamedTuple):
-    """Result of playing an order whose ranks compute each at its own pace, and whose messages take no time.
+    """Result of playing an order whose ranks compute each at its own pace, and whose messages take no time."""
 
-    Attributes:
-        sequence: (rank, action) of all that was done; each comes after all that it needs.
-        begins: When each action that was done began, by rank.
-        ends: When each of them ended, by rank.
-        stuck: (rank, action, what it waits for) of every rank that cannot go on.
-    """
-
+    # (rank, action) of all that was done; each comes after all that it needs
     sequence: tuple[tuple[int, PipelineAction], ...]
-    begins: tuple[tuple[float, ...], ...]
-    ends: tuple[tuple[float, ...], ...]
+    begins: tuple[tuple[float, ...], ...]  # when each action that was done began, by rank
+    ends: tuple[tuple[float, ...], ...]  # when each of them ended, by rank
+    # (rank, action, what it waits for) of every rank that cannot go on
     stuck: tuple[tuple[int, PipelineAction, PipelineAction], ...]
 
     @property

@@ -10,21 +10,16 @@ from ._order import PipelineAction, PipelineOrder
 
 @dataclass(frozen=True, slots=True)
 class OrderFinding:
-    """Something that is wrong with a pipeline's order.
+    """Something that is wrong with a pipeline's order."""
 
-    Attributes:
-        kind: "misplaced" (a stage that another rank holds), "missing", "duplicate", "order" (before something that it
-            needs, on one rank), "message" (a send and a receive that do not meet), "deadlock" (ranks wait for each
-            other), or "memory" (more micro-batches in flight than allowed).
-        rank: The rank where it shows.
-        action: The number of the action on that rank; None if it is not there, or if no single one is to blame.
-        message: All of it in one sentence.
-    """
-
+    # "misplaced" (a stage that another rank holds), "missing", "duplicate", "order" (before something that it needs, on
+    # one rank), "message" (a send and a receive that do not meet), "deadlock" (ranks wait for each other), or "memory"
+    # (more micro-batches in flight than allowed)
     kind: str
-    rank: int
+    rank: int  # the rank where it shows
+    # the number of the action on that rank; None if it is not there, or if no single one is to blame
     action: int | None
-    message: str
+    message: str  # all of it in one sentence
 
     def __str__(self) -> str:
         return self.message

@@ -15,15 +15,10 @@ from ._regions import CHANNEL, TABLES, Region, RegionSearch, Role, inputs_of, ou
 
 @dataclass(slots=True)
 class RegionChoice:
-    """What was chosen for a model.
+    """What was chosen for a model."""
 
-    Attributes:
-        regions: to be cut.
-        refused: why layers stay whole, by name.
-    """
-
-    regions: list[Region]
-    refused: dict[str, str]
+    regions: list[Region]  # to be cut
+    refused: dict[str, str]  # why layers stay whole, by name
 
 
 def choose(model: nn.Module, recording: Recording, ranks: int) -> RegionChoice:

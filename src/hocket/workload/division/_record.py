@@ -60,21 +60,13 @@ DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d,
 
 @dataclass(eq=False, slots=True)
 class RecordedValue:
-    """A tensor at one moment; what is changed in place becomes another value.
+    """A tensor at one moment; what is changed in place becomes another value."""
 
-    Attributes:
-        shape: of the full tensor.
-        dtype: type of the elements.
-        grad: whether a gradient flows to it.
-        producer: the call that made it; None for inputs, parameters and buffers.
-        name: of the parameter or buffer; empty otherwise.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    grad: bool
-    producer: Call | None = None
-    name: str = ""
+    shape: tuple[int, ...]  # of the full tensor
+    dtype: torch.dtype  # type of the elements
+    grad: bool  # whether a gradient flows to it
+    producer: Call | None = None  # the call that made it; None for inputs, parameters and buffers
+    name: str = ""  # of the parameter or buffer; empty otherwise
 
     @property
     def nbytes(self) -> int:
@@ -116,21 +108,14 @@ class Call:
 
 @dataclass(slots=True)
 class Recording:
-    """What happened in one forward pass.
+    """What happened in one forward pass."""
 
-    Attributes:
-        calls: in order.
-        outputs: the values that the model returned.
-        storages: the values in each storage, see `storage_of`; while the tensors live.
-        complete: whether the model has returned.
-        paused: whether what is called now is no call of the model's.
-    """
-
-    calls: list[Call] = field(default_factory=list)
-    outputs: list[RecordedValue] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)  # in order
+    outputs: list[RecordedValue] = field(default_factory=list)  # the values that the model returned
+    # the values in each storage, see `storage_of`; while the tensors live
     storages: dict[int, list[RecordedValue]] = field(default_factory=dict)
-    complete: bool = False
-    paused: bool = False
+    complete: bool = False  # whether the model has returned
+    paused: bool = False  # whether what is called now is no call of the model's
 
 
 class _Recorder(TorchFunctionMode):

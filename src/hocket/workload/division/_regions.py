@@ -54,98 +54,62 @@ LAYERS = frozenset(
 """What layers with weights call for themselves: there the weights are shards already."""
 PRODUCTS = frozenset(
     [
-        "linear",
-        "matmul",
-        "mm",
-        "bmm",
-        "addmm",
-        "baddbmm",
-        "einsum",
-        "grouped_mm",
-        "embedding",
-        "conv1d",
-        "conv2d",
+        "linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "grouped_mm", "embedding", "conv1d", "conv2d",
         "conv3d",
     ]
-)
+)  # fmt: skip
 """Operators of which a weight may be divided by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a layer is in a region.
+    """What a layer is in a region."""
 
-    Attributes:
-        kind: "column", "row", "hidden" (a part of a recurrent layer's hidden units), "channels" (a layer that works
-            channel by channel, with parts of its parameters), "summed" (parameters whole, gradients added up),
-            "dropout", "vocabulary", "heads".
-        split: of its output (column), of its input (others); along the features or channels.
-        whole: whether the cut side is whole to others.
-    """
-
+    # "column", "row", "hidden" (a part of a recurrent layer's hidden units), "channels" (a layer that works channel by
+    # channel, with parts of its parameters), "summed" (parameters whole, gradients added up), "dropout", "vocabulary",
+    # "heads"
     kind: str
-    split: Shard
-    whole: bool = False
+    split: Shard  # of its output (column), of its input (others); along the features or channels
+    whole: bool = False  # whether the cut side is whole to others
 
 
 @dataclass(frozen=True, slots=True)
 class CutParameter:
-    """A parameter that functions use as it is, outside of any layer that is known.
+    """A parameter that functions use as it is, outside of any layer that is known."""
 
-    Attributes:
-        parameter: the whole one.
-        shard: how it is divided.
-        alone: whether the first results that other tensors went into are gathered, or stay divided.
-    """
-
-    parameter: nn.Parameter
-    shard: Shard
-    alone: bool = False
+    parameter: nn.Parameter  # the whole one
+    shard: Shard  # how it is divided
+    alone: bool = False  # whether the first results that other tensors went into are gathered, or stay divided
 
 
 class Exchanged(NamedTuple):
-    """One operation.
+    """One operation."""
 
-    Attributes:
-        phase: "forward" or "backward".
-        kind: "all_reduce", "all_gather" or "reduce_scatter".
-        nbytes: of its full tensor.
-        call: in the recording, which makes it necessary.
-        with_batch: whether it grows with the batch; the gradients of parameters do not.
-    """
-
-    phase: str
-    kind: str
-    nbytes: int
-    call: int
-    with_batch: bool = True
+    phase: str  # "forward" or "backward"
+    kind: str  # "all_reduce", "all_gather" or "reduce_scatter"
+    nbytes: int  # of its full tensor
+    call: int  # in the recording, which makes it necessary
+    with_batch: bool = True  # whether it grows with the batch; the gradients of parameters do not
 
 
 @dataclass(slots=True)
 class Region:
-    """Layers that are cut together or not at all.
+    """Layers that are cut together or not at all."""
 
-    Attributes:
-        roles: by layer.
-        names: of the layers, in the order of their first call, and of these parameters.
-        extras: operations beside those of the layers: for gradients of tensors between them, for sums and results of
-            parameters that are cut by themselves.
-        reason: why the region is cut as it is.
-        calls: places in the recording of what happens on parts.
-        parts: the values of which every rank has a part.
-        gathers: layers of other regions whose inputs in those places are parts of the sequence.
-        scatters: layers of other regions whose outputs are to be parts of the sequence.
-        tensors: parameters that are cut beside those of layers, by name.
-    """
-
-    roles: dict[nn.Module, Role]
+    roles: dict[nn.Module, Role]  # by layer
+    # of the layers, in the order of their first call, and of these parameters
     names: list[str] = field(default_factory=list)
+    # operations beside those of the layers: for gradients of tensors between them, for sums and results of parameters
+    # that are cut by themselves
     extras: list[Exchanged] = field(default_factory=list)
-    reason: str = ""
-    calls: list[int] = field(default_factory=list)
-    parts: set[RecordedValue] = field(default_factory=set)
+    reason: str = ""  # why the region is cut as it is
+    calls: list[int] = field(default_factory=list)  # places in the recording of what happens on parts
+    parts: set[RecordedValue] = field(default_factory=set)  # the values of which every rank has a part
+    # layers of other regions whose inputs in those places are parts of the sequence
     gathers: dict[nn.Module, frozenset[int]] = field(default_factory=dict)
+    # layers of other regions whose outputs are to be parts of the sequence
     scatters: frozenset[nn.Module] = frozenset()
+    # parameters that are cut beside those of layers, by name
     tensors: dict[str, CutParameter] = field(default_factory=dict)
 
     @property
@@ -193,15 +157,7 @@ def inputs_of(module: nn.Module) -> int:
 
 
 class RegionSearch:
-    """Looks for regions in a recording.
-
-    Args:
-        recording: of the model.
-        names: of the modules.
-        free: layers that may be cut.
-        ranks: over how many.
-        loose: parameters that functions use as they are, and that may be cut, by name.
-    """
+    """Looks for regions in a recording: `free` layers may be cut over the ranks, and `loose` parameters, by name."""
 
     def __init__(
         self,
@@ -236,18 +192,13 @@ class RegionSearch:
         return getattr(module, "groups", 1) == 1 and outputs_of(module) % self.ranks == 0
 
     def from_layer(self, module: nn.Module) -> Region:
-        """Return the region that begins with a layer.
-
-        Raises:
-            CannotShard: there is none; says why.
-        """
+        """Return the region that begins with a layer; CannotShard says why there is none."""
         return self._from([{module: Shard.even(0, outputs_of(module), self.ranks)}])
 
     def from_parameter(self, name: str, alone: bool = False) -> Region:
         """Return the region that begins with a parameter; where it is to be alone, what is made with it is gathered.
 
-        Raises:
-            CannotShard: there is none; says why.
+        CannotShard says why there is none.
         """
         if name not in self._of:
             raise CannotShard("the sample did not get there")

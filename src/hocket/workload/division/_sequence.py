@@ -45,11 +45,7 @@ def sequences(
 
 
 class _NeedsMore(Exception):
-    """A layer works on parts of the sequence and on a whole one, which should be cut too.
-
-    Args:
-        value: the whole one.
-    """
+    """A layer works on parts of the sequence and on a whole one, which should be cut too."""
 
     def __init__(self, value: RecordedValue) -> None:
         super().__init__()
@@ -80,11 +76,7 @@ class _SequenceSearch(RegionSearch):
         return tokens and len(shape) >= 2 and shape[SEQUENCE] % self.ranks == 0
 
     def stretch(self, module: nn.Module) -> Region:
-        """Return the stretch that begins with a layer, and with all others that it needs.
-
-        Raises:
-            CannotShard: there is none; says why.
-        """
+        """Return the stretch that begins with a layer, and all that it needs; CannotShard says why there is none."""
         makers = {module}
         while True:
             try:

@@ -14,19 +14,12 @@ from ._regions import TABLES, Exchanged, Region, Role
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCount:
-    """The collectives of one kind that a group of ranks carries out in one pass.
+    """The collectives of one kind that a group of ranks carries out in one pass."""
 
-    Attributes:
-        phase: "forward" or "backward".
-        kind: As `hocket.profile` names it: "all_reduce", "all_gather", "reduce_scatter" or "all_to_all".
-        count: How many; the same on every rank.
-        nbytes: Bytes of their full tensors together; of an "all_to_all", what all ranks put in.
-    """
-
-    phase: str
-    kind: str
-    count: int
-    nbytes: int
+    phase: str  # "forward" or "backward"
+    kind: str  # as `hocket.profile` names it: "all_reduce", "all_gather", "reduce_scatter" or "all_to_all"
+    count: int  # how many; the same on every rank
+    nbytes: int  # bytes of their full tensors together; of an "all_to_all", what all ranks put in
 
     def __str__(self) -> str:
         return f"{self.phase}: {self.count} {self.kind} of {self.nbytes} bytes in all"

@@ -10,14 +10,7 @@ _LUMA = (65.481, 128.553, 24.966)
 
 
 def luma(image: Tensor) -> Tensor:
-    """Return the Y channel of BT.601 in 16..235.
-
-    Args:
-        image: RGB in [0, 1], (..., 3, H, W).
-
-    Returns:
-        float64, (..., H, W).
-    """
+    """Return the Y channel of BT.601 in 16..235, float64 (..., H, W), of RGB in [0, 1], (..., 3, H, W)."""
     weights = torch.tensor(_LUMA, dtype=torch.float64, device=image.device).view(3, 1, 1)
     return 16.0 + (image.to(torch.float64) * weights).sum(dim=-3)
 

@@ -20,15 +20,9 @@ Pixels = npt.NDArray[np.uint8]
 # what is measured is super-resolution and not the blocks of a JPEG encoder.
 HELD_OUT = ("astronaut.png", "chelsea.png", "coffee.png")
 TRAINING = (
-    "china.jpg",
-    "flower.jpg",
-    "hubble_deep_field.jpg",
-    "ihc.png",
-    "motorcycle_left.png",
-    "motorcycle_right.png",
-    "retina.jpg",
-    "rocket.jpg",
-)
+    "china.jpg", "flower.jpg", "hubble_deep_field.jpg", "ihc.png", "motorcycle_left.png", "motorcycle_right.png",
+    "retina.jpg", "rocket.jpg",
+)  # fmt: skip
 _SCIKIT_LEARN = frozenset({"china.jpg", "flower.jpg"})
 
 

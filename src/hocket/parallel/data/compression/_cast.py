@@ -18,7 +18,6 @@ class Cast(Compressor):
         return dtype.is_floating_point and dtype.itemsize > self.dtype.itemsize
 
     def exchange(self, job: BucketJob) -> Iterator[Any]:
-        """See Compressor."""
         flat, link = job.flat, job.link
         wire = job.memory.wire("wire", [flat.numel()], self.dtype, flat.device)
         torch.mul(flat, 1 / link.size, out=wire)

@@ -13,20 +13,12 @@ from hocket.comm import torch_adapter
 
 
 class CountingGroup:
-    """A group of ranks whose collectives are asynchronous, and counted by the bytes that each rank sends.
-
-    Args:
-        group: torch's process group.
-        rank: This rank's number in the group.
-        size: How many ranks there are.
-
-    Attributes:
-        sent_nbytes: What a rank has sent so far, by bandwidth-optimal algorithms: 2 (n - 1) / n of the vector for an
-            all_reduce, (n - 1) / n of it for the others.
-    """
+    """A group of ranks whose collectives are asynchronous, and counted by the bytes that each rank sends."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
         self.group, self.rank, self.size = group, rank, size
+        # what a rank has sent so far, by bandwidth-optimal algorithms: 2 (n - 1) / n of the vector for an all_reduce,
+        # (n - 1) / n of it for the others
         self.sent_nbytes = 0.0
 
     def all_reduce(self, tensor: torch.Tensor, operator: Any = dist.ReduceOp.SUM) -> Any:

@@ -75,10 +75,8 @@ class Compression:
     def post(self, bucket: Bucket, number: int, *, own: slice | None = None) -> "BucketExchange | None":
         """Begin to average a bucket's gradients.
 
-        Args:
-            bucket: A bucket that is complete, its tail too, where every rank gets the whole average.
-            number: Number of the bucket, for reports.
-            own: The part of the bucket that this rank needs; None for all.
+        The `bucket` is complete, its tail too, where every rank gets the whole average; `own` is the part that this
+        rank needs, None for all.
 
         Returns:
             What to wait for; None where the bucket is to be sent as it is.

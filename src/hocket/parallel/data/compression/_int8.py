@@ -30,7 +30,6 @@ class Int8(RowCompressor):
         return _scales_nbytes(numel // self.block) + numel
 
     def encode(self, rows: torch.Tensor, messages: torch.Tensor, job: BucketJob, *, keep: bool) -> None:
-        """See RowCompressor."""
         count, numel = rows.shape
         blocks = rows.view(count, -1, self.block)
         original = rows.clone() if keep else None
@@ -44,7 +43,6 @@ class Int8(RowCompressor):
             torch.sub(original, rows, out=rows)
 
     def decode(self, message: torch.Tensor, out: torch.Tensor, dtype: torch.dtype, *, add: bool) -> None:
-        """See RowCompressor."""
         blocks = out.view(-1, self.block)
         begin = _scales_nbytes(len(blocks))
         scales = message[: 4 * len(blocks)].view(torch.float32)[:, None]

@@ -33,7 +33,6 @@ class OneBit(RowCompressor):
         return 8 * (numel // self.block) + -(-numel // 64) * 8
 
     def encode(self, rows: torch.Tensor, messages: torch.Tensor, job: BucketJob, *, keep: bool) -> None:
-        """See RowCompressor."""
         count, numel = rows.shape
         blocks = rows.view(count, -1, self.block)
         bits = blocks >= 0
@@ -50,7 +49,6 @@ class OneBit(RowCompressor):
             blocks.sub_(torch.addcmul(exact[:, :, :1], ones, exact[:, :, 1:]))
 
     def decode(self, message: torch.Tensor, out: torch.Tensor, dtype: torch.dtype, *, add: bool) -> None:
-        """See RowCompressor."""
         blocks = out.view(-1, self.block)
         begin = 8 * len(blocks)
         values = message[:begin].view(torch.float32).view(-1, 2).to(out.dtype)

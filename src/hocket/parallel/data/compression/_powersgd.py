@@ -49,7 +49,6 @@ class PowerSgd(Compressor):
         self.rank = int(rank)
 
     def exchange(self, job: BucketJob) -> Iterator[Any]:
-        """See Compressor."""
         flat, link, dtype = job.flat, job.link, job.computing
         cut = self._divide(job)
         if not cut.low:
@@ -105,12 +104,10 @@ class PowerSgd(Compressor):
         return [("all_reduce", numel * job.computing.itemsize) for numel in (cut.left, cut.right)]
 
     def residual(self, job: BucketJob) -> torch.Tensor | None:
-        """See Compressor."""
         left = job.memory.find("left")
         return None if left is None else left.clone()
 
     def restore(self, job: BucketJob, residual: torch.Tensor) -> None:
-        """See Compressor."""
         job.memory.zeros("left", [job.flat.numel()], job.computing, job.flat.device).copy_(residual)
 
     def _divide(self, job: BucketJob) -> _Division:

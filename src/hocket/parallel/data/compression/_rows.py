@@ -45,14 +45,7 @@ class RowCompressor(Compressor):
 
     @abstractmethod
     def decode(self, message: torch.Tensor, out: torch.Tensor, dtype: torch.dtype, *, add: bool) -> None:
-        """Put what one message says into `out`, shape [numel], or add it to what is there.
-
-        Args:
-            message: uint8, shape [message_nbytes].
-            out: float32 or float64.
-            dtype: Type of the gradients.
-            add: Whether to add to `out`.
-        """
+        """Put what a message, [message_nbytes], says into `out`, [numel], float32 or float64, or add it there."""
 
     def dense(self, numel: int, dtype: torch.dtype, world: int, *, scattered: bool) -> bool:
         """Return whether it pays to send a bucket as it is."""
@@ -61,7 +54,6 @@ class RowCompressor(Compressor):
     # --- how it is carried out --------------------------------------------------------------------------------------
 
     def exchange(self, job: BucketJob) -> Iterator[Any]:
-        """See Compressor."""
         link, memory, dtype, device = job.link, job.memory, job.flat.dtype, job.flat.device
         if self.dense(job.flat.numel(), dtype, link.size, scattered=job.scattered):
             if job.measure:
@@ -103,13 +95,11 @@ class RowCompressor(Compressor):
         return found if job.scattered else [*found, ("all_gather", n * nbytes)]
 
     def residual(self, job: BucketJob) -> torch.Tensor | None:
-        """See Compressor."""
         if not self.feedback or job.memory.find("rows") is None:
             return None
         return self._inside(job).reshape(-1).clone()
 
     def restore(self, job: BucketJob, residual: torch.Tensor) -> None:
-        """See Compressor."""
         inside = self._inside(job)
         inside.copy_(residual.view_as(inside))
 
@@ -164,10 +154,8 @@ class RowCompressor(Compressor):
 def round_to_scales(blocks: torch.Tensor, scales: torch.Tensor, job: BucketJob) -> None:
     """Divide blocks by their scales and round the quotients stochastically, in place.
 
-    Args:
-        blocks: Values of shape [rows, blocks, block], contiguous.
-        scales: float32, shape [rows, blocks]; where it is next to zero the quotients are zeros.
-        job: The job, which has the random numbers.
+    `blocks`, [rows, blocks, block], are contiguous; `scales` are float32, [rows, blocks], and where one is next to zero
+    the quotients are zeros.
     """
     inverse = torch.where(scales < _SMALLEST, 0.0, 1 / scales)  # NaN stays NaN
     blocks.mul_(inverse[:, :, None])

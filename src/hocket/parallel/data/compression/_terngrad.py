@@ -29,7 +29,6 @@ class TernGrad(RowCompressor):
         return 8 * (numel // self.block) + numel // 4
 
     def encode(self, rows: torch.Tensor, messages: torch.Tensor, job: BucketJob, *, keep: bool) -> None:
-        """See RowCompressor."""
         count, numel = rows.shape
         blocks = rows.view(count, -1, self.block)
         original = rows.clone() if keep else None
@@ -48,7 +47,6 @@ class TernGrad(RowCompressor):
             torch.sub(original, rows, out=rows)
 
     def decode(self, message: torch.Tensor, out: torch.Tensor, dtype: torch.dtype, *, add: bool) -> None:
-        """See RowCompressor."""
         blocks = out.view(-1, self.block)
         begin = 8 * len(blocks)
         scales = message[:begin].view(torch.float32).view(-1, 2)[:, :1]

@@ -45,7 +45,6 @@ class TopK(RowCompressor):
         return message * (world - 1) >= ways * (world - 1) / world * numel * dtype.itemsize
 
     def encode(self, rows: torch.Tensor, messages: torch.Tensor, job: BucketJob, *, keep: bool) -> None:
-        """See RowCompressor."""
         k, dtype = self.chosen(rows.shape[1]), job.flat.dtype
         begin = _rounded(k * dtype.itemsize)
         for row, message in zip(rows, messages, strict=True):
@@ -56,7 +55,6 @@ class TopK(RowCompressor):
             row.index_add_(0, places, values.to(row.dtype), alpha=-1)
 
     def decode(self, message: torch.Tensor, out: torch.Tensor, dtype: torch.dtype, *, add: bool) -> None:
-        """See RowCompressor."""
         k = self.chosen(out.numel())
         begin = _rounded(k * dtype.itemsize)
         values = message[: k * dtype.itemsize].view(dtype).to(out.dtype)

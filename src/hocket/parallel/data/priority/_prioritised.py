@@ -81,7 +81,6 @@ class Prioritised(ShardingStrategy):
 
     @contextmanager
     def passing(self, last: bool) -> Iterator[None]:
-        """See ShardingStrategy."""
         if self._broken:
             raise RuntimeError(
                 "an earlier forward or backward pass was left by an exception while gradients were on their way, so "

@@ -66,9 +66,7 @@ class Sender:
     def wait(self, chunks: Sequence[int]) -> None:
         """Wait until chunks of the round that was begun are averaged.
 
-        Raises:
-            RuntimeError: they were not in time.
-            BaseException: what went wrong with an operation.
+        RuntimeError if they were not in time, or what went wrong with an operation.
         """
         with self._changed:
             in_time = self._changed.wait_for(

@@ -69,8 +69,8 @@ def watched(
 ) -> Iterator[dict[int, list[torch.nn.Module]]]:
     """Note in a block what forward passes of `model` do.
 
-    Yields:
-        For each parameter that was used, by number and in the order of first uses, the innermost modules that used it.
+    What it yields has for each parameter that was used, by number, in the order of first uses, the innermost modules
+    that did.
     """
     watch = _ParameterUses({id(parameter): number for number, parameter in enumerate(parameters)})
     handles = []

@@ -36,8 +36,7 @@ class UpdateBoard(Protocol):
     def publish(self, state: WorkerState) -> None:
         """Give what `slot` holds to all; `state` counts it, its `seen` is that of the update's gradient."""
 
-    def tell(self, state: WorkerState) -> None:
-        """Make this worker's state known."""
+    def tell(self, state: WorkerState) -> None: ...
 
     def state(self, peer: int) -> WorkerState:
         """Return what is known of a peer by now."""

@@ -10,12 +10,7 @@ _ALIGNMENT = 64
 
 
 class FlatParameters:
-    """Moves the data of parameters into one flat tensor for each element type; the parameters keep their identity.
-
-    Attributes:
-        nbytes: Bytes of all of them together, each type's part at a multiple of 64.
-        flats: Flat tensors that the parameters lie in, by element type.
-    """
+    """Moves the data of parameters into one flat tensor for each element type; the parameters keep their identity."""
 
     def __init__(
         self,
@@ -27,17 +22,18 @@ class FlatParameters:
         fill: bool = True,
     ) -> None:
         kinds: dict[torch.dtype, list[torch.nn.Parameter]] = {}
-        self._parameters = list(dict.fromkeys(parameters))
-        for parameter in self._parameters:
+        self.parameters = list(dict.fromkeys(parameters))  # in order, each once
+        for parameter in self.parameters:
             kinds.setdefault(parameter.dtype, []).append(parameter)
         self._kinds = kinds
         self._sizes = [(dtype, sum(p.numel() for p in members)) for dtype, members in kinds.items()]
+        # bytes of all of them together, each type's part at a multiple of 64
         self.nbytes = sum(_padded_nbytes(dtype, count) for dtype, count in self._sizes)
-        self.device = self._parameters[0].device if self._parameters else torch.device("cpu")
+        self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
         buffer = (
             torch.empty(self.nbytes, dtype=torch.uint8, device=self.device) if memory is None else memory(self.nbytes)
         )
-        self.flats = self.views(buffer)
+        self.flats = self.views(buffer)  # flat tensors that the parameters lie in, by element type
         for flat, members in zip(self.flats, kinds.values(), strict=True):
             for parameter, place in zip(members, views_like(flat, members), strict=True):
                 if fill:
@@ -54,7 +50,7 @@ class FlatParameters:
 
     def like(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """Copy `tensors`, one for each parameter in order, as flat tensors; zeros for None."""
-        by_parameter = dict(zip(self._parameters, tensors, strict=True))
+        by_parameter = dict(zip(self.parameters, tensors, strict=True))
         found = []
         for flat, members in zip(self.flats, self._kinds.values(), strict=True):
             parts = []
@@ -68,7 +64,7 @@ class FlatParameters:
 
     def spread(self, flats: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None]) -> None:
         """Copy flat tensors back to the `tensors` that are there: the other way."""
-        by_parameter = dict(zip(self._parameters, tensors, strict=True))
+        by_parameter = dict(zip(self.parameters, tensors, strict=True))
         for flat, members in zip(flats, self._kinds.values(), strict=True):
             for parameter, part in zip(members, views_like(flat, members), strict=True):
                 value = by_parameter[parameter]
@@ -85,11 +81,6 @@ class FlatParameters:
                         "a parameter was moved to other memory after hocket had taken the model over: move and convert "
                         "the model (model.to, model.half) before that"
                     )
-
-    @property
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """In order, each once."""
-        return self._parameters
 
 
 def _padded_nbytes(dtype: torch.dtype, count: int) -> int:

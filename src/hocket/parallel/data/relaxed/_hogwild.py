@@ -93,10 +93,8 @@ class Hogwild(RelaxedTraining):
     def step(self, weight: float = 1.0, samples: float = 0.0) -> None:
         """Let the optimizer write its update, times a weight, into the shared parameters.
 
-        Args:
-            weight: By what the learning rate is multiplied: this worker's part of a global batch, so that learning
-                rates stay those of synchronous training.
-            samples: Samples of the gradient, for the report.
+        The learning rate is multiplied by `weight`, this worker's part of a global batch, so that learning rates stay
+        those of synchronous training; `samples` are for the report.
         """
         with torch.enable_grad(), _scaled_rates(self._optimizer, weight):
             self._optimizer.step()

@@ -76,14 +76,7 @@ class LocalSGD(RelaxedTraining):
         _register.note(f"local:{every}")
 
     def step(self, samples: float = 1.0) -> bool:
-        """Count a step; average if it is time for it, as a collective operation.
-
-        Args:
-            samples: Samples of this worker's gradient; 0 for a step that does not count.
-
-        Returns:
-            Whether parameters were averaged.
-        """
+        """Count a step that has samples; average if it is time, a collective operation, and return whether it was."""
         self._since += 1
         self._samples += samples
         self.progress.updates += 1

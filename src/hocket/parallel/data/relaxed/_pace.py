@@ -74,11 +74,7 @@ class Pace:
         return held
 
     def take(self, apply: Apply) -> None:
-        """Apply every update that has arrived, and tell the others.
-
-        Raises:
-            AssertionError: an update is staler than the bound.
-        """
+        """Apply every update that has arrived, and tell the others."""
         mine, changed = self._board.rank, False
         for peer in range(self._board.size):
             if peer == mine:

@@ -113,10 +113,8 @@ class BoundedStaleness(RelaxedTraining):
     def step(self, weight: float = 1.0, samples: float = 0.0) -> None:
         """Let the optimizer update the parameters, and give the change to all workers.
 
-        Args:
-            weight: By what the change is multiplied, here and everywhere: this worker's part of a global batch, so that
-                learning rates stay those of synchronous training.
-            samples: Samples of the gradient, for the report.
+        The change is multiplied by `weight`, here and everywhere: this worker's part of a global batch, so that
+        learning rates stay those of synchronous training; `samples` are for the report.
 
         Raises:
             RuntimeError: there was no `begin` before, so nobody has looked at the bound.
@@ -166,7 +164,6 @@ class BoundedStaleness(RelaxedTraining):
             self._board = None
 
     def report(self) -> dict[str, Any]:
-        """See RelaxedTraining."""
         if self._board is not None:
             self.progress.applied = self._pace.applied
         return super().report()

@@ -30,14 +30,9 @@ LABEL = "halo"
 def fetch(
     world: World, tensor: torch.Tensor, shard: Shard, wanted: Sequence[Interval], fill: float = 0.0
 ) -> torch.Tensor:
-    """Return the rows of this rank's wanted interval.
+    """Return the rows of this rank's wanted interval of a full tensor, of which it has the shard `tensor`.
 
-    Args:
-        world: the ranks.
-        tensor: this rank's shard.
-        shard: how the full tensor is divided.
-        wanted: what each rank wants; the same on all ranks. It may reach beyond the tensor on both sides.
-        fill: what stands there.
+    `wanted`, the same on all ranks, may reach beyond the tensor on both sides, where `fill` stands.
     """
     if all(want == own for want, own in zip(wanted, shard.intervals(), strict=True)):
         return tensor

@@ -22,17 +22,11 @@ _DIVIDED_DIM = 2  # the first spatial one: height of images, depth of volumes
 
 
 class SpatialDecision(NamedTuple):
-    """What became of a layer or of a function.
+    """What became of a layer or of a function."""
 
-    Attributes:
-        name: of the layer, or of the function where it has no parameters.
-        form: "divided", or "gathered" for what every rank does as a whole.
-        reason: why it was gathered.
-    """
-
-    name: str
-    form: str
-    reason: str
+    name: str  # of the layer, or of the function where it has no parameters
+    form: str  # "divided", or "gathered" for what every rank does as a whole
+    reason: str  # why it was gathered
 
 
 class SpatialParallel:
@@ -92,11 +86,7 @@ class SpatialParallel:
         return whole
 
     def call(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run the model's own forward on shards of its inputs.
-
-        Raises:
-            ValueError: no input can be divided.
-        """
+        """Run the model's own forward on shards of its inputs. Raises ValueError: no input can be divided."""
         inside = self._depth > 0
         shards_of = mapped((args, kwargs), self.shard)
         found = tensors_in(shards_of)

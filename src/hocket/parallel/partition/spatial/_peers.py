@@ -18,27 +18,16 @@ from . import _exchange
 
 
 class SpatialGroups(NamedTuple):
-    """The ranks that a divided model works with.
+    """The ranks that a divided model works with."""
 
-    Attributes:
-        spatial: the ranks that share each sample.
-        statistics: the ranks that share batch norm's statistics of divided tensors: `spatial`, and perhaps other
-            samples' ranks.
-        samples: the ranks that share those of replicated tensors, with the same place in `spatial`.
-    """
-
-    spatial: World
+    spatial: World  # the ranks that share each sample
+    # the ranks that share batch norm's statistics of divided tensors: `spatial`, and perhaps other samples' ranks
     statistics: World
-    samples: World
+    samples: World  # the ranks that share those of replicated tensors, with the same place in `spatial`
 
 
 class SpatialPeers:
-    """The ranks of spatial parallelism, see `hocket.sharding.ShardPeers`.
-
-    Args:
-        groups: the ranks.
-        heard: hears of what is divided and gathered.
-    """
+    """The ranks of spatial parallelism, see `hocket.sharding.ShardPeers`."""
 
     exchanges = True
     gathers = True

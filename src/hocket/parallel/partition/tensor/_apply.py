@@ -20,14 +20,7 @@ from ._recurrent import RECURRENT_CLASSES
 
 
 class Applied:
-    """Regions, cut in a model.
-
-    Args:
-        model: the model.
-        regions: what to cut.
-        recording: of the model, for which layers are given the same input.
-        world: the ranks.
-    """
+    """Regions, cut in a model, of which the recording tells which layers are given the same input."""
 
     def __init__(self, model: nn.Module, regions: Iterable[Region], recording: Recording, world: World) -> None:
         self._world = world

@@ -17,15 +17,10 @@ from ._numbers import own_numbers
 
 
 class CutMultiheadAttention(nn.MultiheadAttention):
-    """Multi-head attention: projections in are column parallel, by heads; the projection out is row parallel.
+    """Multi-head attention: projections in are column parallel, by heads; the projection out is row parallel."""
 
-    Attributes:
-        form: what is cut.
-        weights_used: whether the attention weights, which cost a collective operation more, are used by the model.
-    """
-
-    form: LayerPartition
-    weights_used: bool
+    form: LayerPartition  # what is cut
+    weights_used: bool  # whether the attention weights, which cost a collective operation more, are used by the model
 
     def forward(
         self,

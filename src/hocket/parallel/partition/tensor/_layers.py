@@ -76,31 +76,20 @@ class Shared:
 
 @dataclass(slots=True)
 class LayerPartition:
-    """How a layer is cut.
+    """How a layer is cut."""
 
-    Attributes:
-        world: the ranks.
-        kind: "column" (a part of the outputs), "row" (a part of the inputs), "vocabulary" (a part of an embedding's
-            rows), "heads", "hidden" (a part of a recurrent layer's hidden units), "channels" (a part of both).
-        channel: the dim of the layer's input and output that is cut, from the end where it is negative: -1 for a
-            linear layer.
-        segments: of that dim in the output of a column layer, or in the input of others.
-        whole: whether the output of a column layer is gathered.
-        shared: for each input, with the layers that get the same (column).
-        scatters: whether the output leaves as a part of the sequence, where that can be cut.
-        outputs: sizes of the segments of the output's channels ("channels").
-        blocks: in which a layer's own code runs now ("channels").
-    """
-
-    world: World
+    world: World  # the ranks
+    # "column" (a part of the outputs), "row" (a part of the inputs), "vocabulary" (a part of an embedding's rows),
+    # "heads", "hidden" (a part of a recurrent layer's hidden units), "channels" (a part of both)
     kind: str
+    # the dim of the layer's input and output that is cut, from the end where it is negative: -1 for a linear layer
     channel: int
-    segments: tuple[int, ...]
-    whole: bool
-    shared: tuple[Shared, ...]
-    scatters: bool = False
-    outputs: tuple[int, ...] = ()
-    blocks: list[Any] = field(default_factory=list)
+    segments: tuple[int, ...]  # of that dim in the output of a column layer, or in the input of others
+    whole: bool  # whether the output of a column layer is gathered
+    shared: tuple[Shared, ...]  # for each input, with the layers that get the same (column)
+    scatters: bool = False  # whether the output leaves as a part of the sequence, where that can be cut
+    outputs: tuple[int, ...] = ()  # sizes of the segments of the output's channels ("channels")
+    blocks: list[Any] = field(default_factory=list)  # in which a layer's own code runs now ("channels")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LayerPartition:
         return self

@@ -35,53 +35,35 @@ from ._verify import Verifier
 
 
 class LayerDecision(NamedTuple):
-    """What became of a layer.
+    """What became of a layer."""
 
-    Attributes:
-        name: of the layer.
-        form: "column", "row", "heads", "vocabulary", "channels", ..., or "whole".
-        reason: why.
-    """
-
-    name: str
-    form: str
-    reason: str
+    name: str  # of the layer
+    form: str  # "column", "row", "heads", "vocabulary", "channels", ..., or "whole"
+    reason: str  # why
 
 
 class ParameterCut(NamedTuple):
-    """Where this rank's part of a parameter or buffer lies in the full one.
+    """Where this rank's part of a parameter or buffer lies in the full one."""
 
-    Attributes:
-        shape: of the full tensor.
-        dim: the one that is cut.
-        segments: into which the dim falls; each is shared out equally. One, unless one matrix holds several.
-    """
-
-    shape: tuple[int, ...]
-    dim: int
+    shape: tuple[int, ...]  # of the full tensor
+    dim: int  # the one that is cut
+    # into which the dim falls; each is shared out equally. One, unless one matrix holds several.
     segments: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class TensorParallel:
-    """A model that was made tensor-parallel in place.
+    """A model that was made tensor-parallel in place."""
 
-    Attributes:
-        model: the user's model.
-        world: the ranks that share it.
-        decisions: what became of each layer.
-        refused: (layer, reason) of those that stayed whole although they have parameters that might be cut.
-        share: how much of the model is divided.
-        pieces: how parameters and buffers are cut, by their names in the model; what is not named is whole.
-        collectives: what one training step on the sample is expected to communicate within `world`.
-    """
-
-    model: nn.Module
-    world: World
-    decisions: list[LayerDecision] = field(default_factory=list)
+    model: nn.Module  # the user's model
+    world: World  # the ranks that share it
+    decisions: list[LayerDecision] = field(default_factory=list)  # what became of each layer
+    # (layer, reason) of those that stayed whole although they have parameters that might be cut
     refused: list[tuple[str, str]] = field(default_factory=list)
-    share: DividedShare = field(default=DividedShare(0.0, 0.0, 0.0))
+    share: DividedShare = field(default=DividedShare(0.0, 0.0, 0.0))  # how much of the model is divided
+    # how parameters and buffers are cut, by their names in the model; what is not named is whole
     pieces: dict[str, ParameterCut] = field(default_factory=dict)
+    # what one training step on the sample is expected to communicate within `world`
     collectives: list[CollectiveCount] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -108,13 +90,8 @@ class TensorParallel:
     ) -> list[tuple[tuple[int, ...], torch.Tensor]]:
         """Return the boxes in the full tensor that a box of this rank's part is: several, where the part has segments.
 
-        Args:
-            name: of the parameter; `tensor` may also be a gradient or optimizer state that is cut alike.
-            tensor: a box of this rank's part, or all of it.
-            offsets: where the box begins in this rank's part; None where it is all of it.
-
-        Returns:
-            For each box, where it begins in the full tensor, and a view of `tensor` that is the box.
+        `tensor` may also be a gradient or optimizer state that is cut alike, and begins at `offsets` in this rank's
+        part, or is all of it. Each box is returned as where it begins in the full tensor, and a view of `tensor`.
         """
         offsets = offsets or (0,) * tensor.dim()
         piece = self.pieces.get(name)
@@ -139,13 +116,7 @@ class TensorParallel:
 
 
 def parallelize(
-    model: nn.Module,
-    world: World,
-    sample: Any,
-    *,
-    sequence: bool = False,
-    verify: bool = True,
-    aligned: bool = False,
+    model: nn.Module, world: World, sample: Any, *, sequence: bool = False, verify: bool = True, aligned: bool = False
 ) -> TensorParallel:
     """Cut the layers of `model` over the ranks of `world`, in place; a collective operation.
 

@@ -21,11 +21,7 @@ from ._numbers import own_numbers
 
 
 class TensorPeers:
-    """The ranks that share a model's layers, see `hocket.sharding.ShardPeers`: between layers nothing is exchanged.
-
-    Args:
-        world: the ranks.
-    """
+    """The ranks that share a model's layers, see `hocket.sharding.ShardPeers`: between layers nothing is exchanged."""
 
     exchanges = False
     gathers = True
@@ -96,20 +92,13 @@ class CutParameters(dict[str, Any]):
     """The parameters of a layer; code of the user's that reads one in a forward is given a divided tensor.
 
     So that `self.head.weight.norm()` is the full matrix's. Layers, optimizers and hooks get the parameters themselves.
-
-    Args:
-        plain: the layer's.
-        world: the ranks.
-
-    Attributes:
-        shards: how a layer's own are divided, by their ids.
-        named: how those are divided that functions use as they are, by name, and as what (`Operand.weight`).
     """
 
     def __init__(self, plain: dict[str, Any], world: World) -> None:
         super().__init__(plain)
         self.world = world
-        self.shards: dict[int, Shard] = {}
+        self.shards: dict[int, Shard] = {}  # how a layer's own are divided, by their ids
+        # how those are divided that functions use as they are, by name, and as what (`Operand.weight`)
         self.named: dict[str, tuple[Shard, str]] = {}
 
     def __getitem__(self, name: str) -> Any:

@@ -25,13 +25,7 @@ Weights = list[Any]
 def _step(kind: str, x: torch.Tensor, hidden: torch.Tensor, h: Any, c: Any, weights: Weights) -> Any:
     """Return the next hidden units and cells of this rank.
 
-    Args:
-        kind: "LSTM", "GRU", "RNN_TANH" or "RNN_RELU".
-        x: what the input adds to the gates.
-        hidden: all hidden units.
-        h: this rank's hidden units.
-        c: this rank's cells.
-        weights: this rank's.
+    `x` is what the input adds to the gates, `hidden` all hidden units; `h`, `c` (cells) and `weights` are this rank's.
     """
     gates = F.linear(hidden, weights[1], weights[3])
     if kind == "LSTM":

@@ -26,14 +26,8 @@ from ._apply import Applied
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 _SEED = 20
 _DROPOUT = (
-    "dropout",
-    "alpha_dropout",
-    "dropout1d",
-    "dropout2d",
-    "dropout3d",
-    "feature_dropout",
-    "feature_alpha_dropout",
-)
+    "dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_alpha_dropout",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -44,14 +38,7 @@ class _Result:
 
 
 class Verifier:
-    """Finds which regions give what the plain model gives.
-
-    Args:
-        model: the whole model, the same on all ranks.
-        sample: for its forward, the same on all ranks.
-        recording: of the model.
-        world: the ranks.
-    """
+    """Finds which regions give what the plain model gives; model and sample are the same on all ranks."""
 
     def __init__(self, model: nn.Module, sample: Any, recording: Recording, world: World) -> None:
         self._model, self._sample, self._recording, self._world = model, sample, recording, world

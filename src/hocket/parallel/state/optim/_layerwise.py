@@ -12,13 +12,10 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class TrustRatios:
-    """By what LARS or LAMB multiplied the update of each parameter in the last step.
+    """By what LARS or LAMB multiplied the update of each parameter in the last step."""
 
-    Attributes:
-        values: For each parameter that is adapted, by name: of the whole parameter, wherever its parts are. Without a
-            Trainer the names are those that the optimizer was given with the parameters, or their numbers.
-    """
-
+    # for each parameter that is adapted, by name: of the whole parameter, wherever its parts are. Without a Trainer the
+    # names are those that the optimizer was given with the parameters, or their numbers.
     values: dict[str, float]
 
     @property
@@ -48,27 +45,16 @@ class Totals(Protocol):
     """Adds up what ranks know of a model's parameters, of which each rank may hold parts only.
 
     A plan that divides parameters gives one to the optimizer, by `bind_norms`.
-
-    Attributes:
-        names: Names of all parameters that the optimizer updates on any rank; the same on every rank.
-        groups: Number of the parameter group, for each of the names.
-        places: For each tensor in this rank's groups the number of the parameter that it is a part of, and by what
-            its squares count, so that what several ranks hold counts once.
     """
 
-    names: Sequence[str]
-    groups: Sequence[int]
+    names: Sequence[str]  # names of all parameters that the optimizer updates on any rank; the same on every rank
+    groups: Sequence[int]  # number of the parameter group, for each of the names
+    # for each tensor in this rank's groups the number of the parameter that it is a part of, and by what its squares
+    # count, so that what several ranks hold counts once
     places: Mapping[torch.Tensor, tuple[int, float]]
 
     def add_up(self, squares: torch.Tensor) -> torch.Tensor:
-        """Return the sums over all ranks; a collective operation, one for all parameters.
-
-        Args:
-            squares: (k, parameters), float64, on the CPU.
-
-        Returns:
-            The same shape and the same values on every rank, on the CPU.
-        """
+        """Return (k, parameters), float64, on the CPU, added up over all ranks: one collective operation."""
 
 
 class _Alone:
