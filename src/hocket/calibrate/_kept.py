@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from hocket._limits import usable_cores
 from hocket.parallel.mesh import World
 from hocket.planner import Constants, MeasuredPlan, Network, Plan
 from hocket.workload import parse
@@ -43,7 +44,7 @@ def key_of(model: torch.nn.Module, optimizer: Any, inputs: Any, world: World) ->
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     machine = [
-        platform.node(), _processor(), len(os.sched_getaffinity(0)), torch.get_num_threads(), _device(device),
+        platform.node(), _processor(), usable_cores(), torch.get_num_threads(), _device(device),
         sys.version, torch.__version__, version("hocket"), os.environ.get("LOCAL_WORLD_SIZE", ""), _choices(),
     ]  # fmt: skip
     classes = {type(module) for module in model.modules()}
