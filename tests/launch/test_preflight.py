@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hocket import _limits
 from hocket.cluster import load
 from hocket.fabric import Fabric, FabricError
-from hocket.launch import _doctor, _facts, _launch, _probe
+from hocket.launch import _doctor, _facts, _launch, _probe, parse_arguments
 from hocket.launch._preflight import judge, rounds
 from hocket.testing import deadline
 
@@ -179,6 +179,7 @@ def test_a_control_group_s_limits_count_wherever_they_stand(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert (_limits.usable_cores(), _launch.threads_of_rank(1), _launch.threads_of_rank(4)) == (1, 1, 1)
+    assert parse_arguments(["-n", "cpu", __file__]).nproc == 1
     assert _facts.resources()["memory"] == gib
     found = _doctor._memory()
     assert (found.status, found.found) == ("warning", "0.8 GiB free of 1.0 GiB")
