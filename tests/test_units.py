@@ -74,5 +74,6 @@ def test_quantities_are_written_shortly() -> None:
     assert units.format_bytes(57.2123 * 2**30, 3) == "57.2 GiB"
     assert units.format_bytes(2000 * 2**40, 3) == "2,000 TiB"
     assert units.format_bytes(0.4, 3) == "0 B"
+    assert units.format_bytes(-202_927_104, 3) == "-194 MiB"
     assert units.format_time(0.0123456, 3) == "12.3 ms"
     assert units.format_time(3e-10, 3) == "0.3 ns"

@@ -143,9 +143,9 @@ def format_bytes(nbytes: float, digits: int | None = None) -> str:
         whole = int(nbytes)
         factor, unit = next(((f, u) for f, u in steps if whole and whole % f == 0), (1, "B"))
         return f"{whole // factor} {unit}"
-    factor, unit = next(((f, u) for f, u in steps if nbytes >= f), (1, "B"))
+    factor, unit = next(((f, u) for f, u in steps if abs(nbytes) >= f), (1, "B"))
     value = nbytes / factor
-    return f"{value:,.0f} {unit}" if value >= 10**digits or factor == 1 else f"{value:.{digits}g} {unit}"
+    return f"{value:,.0f} {unit}" if abs(value) >= 10**digits or factor == 1 else f"{value:.{digits}g} {unit}"
 
 
 def format_flops(rate: float) -> str:

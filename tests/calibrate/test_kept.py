@@ -98,6 +98,15 @@ def test_a_loss_counts_by_its_source_and_its_settings() -> None:
     assert len({*found, "c" * 64}) == 1 + len(losses)
 
 
+def test_what_a_control_group_leaves_counts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Slurm job on the same host may have other cores and less memory, which is the limit of plans."""
+    found = [key(world)]
+    monkeypatch.setattr(kept, "memory", lambda: (2**30, 2**29))
+    found.append(key(world))
+    monkeypatch.setattr(kept, "usable_cores", lambda: 1000)
+    assert len({*found, key(world)}) == 3
+
+
 def test_threads_count(world: World) -> None:
     before, threads = key(world), torch.get_num_threads()
     try:

@@ -101,6 +101,11 @@ def test_hand_constraints_hold_and_json_holds_all(capsys: Captured) -> None:
     assert isinstance(chosen, dict)
     assert (chosen["tensor_parallel_degree"], chosen["shard"]) == (2, "none")
     assert {"ranked", "explanation", "considered"} <= found.keys()
+    first = found["ranked"][0]  # type: ignore[index]
+    parts = first["parts_s"]
+    exposed = sum(parts[name] for name in ("tensor", "messages", "gather", "gradients"))
+    assert first["exposed_s"] == pytest.approx(exposed)
+    assert first["idle_share"] == pytest.approx((parts["bubble"] + parts["straggle"]) / first["step_s"])
 
 
 SELENE = ("--cluster", "selene-like")

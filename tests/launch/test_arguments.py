@@ -1,11 +1,11 @@
 """The command line of `hocket run`."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
+from hocket._limits import usable_cores
 from hocket.launch._arguments import ArgumentError, parse_arguments
 from hocket.launch._elastic import launch_config
 from hocket.planner import Plan
@@ -28,7 +28,7 @@ def test_the_number_of_ranks_has_several_names(flag: list[str]) -> None:
 
 
 def test_auto_and_cpu_count_what_is_there() -> None:
-    assert parse_arguments(["-n", "cpu", "s.py"]).nproc == os.cpu_count()
+    assert parse_arguments(["-n", "cpu", "s.py"]).nproc == usable_cores()
     assert parse_arguments(["-n", "auto", "s.py"]).nproc >= 1
 
 

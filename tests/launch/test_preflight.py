@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hocket import _limits
 from hocket.cluster import load
 from hocket.fabric import Fabric, FabricError
-from hocket.launch import _doctor, _facts, _probe
+from hocket.launch import _doctor, _facts, _launch, _probe, parse_arguments
 from hocket.launch._preflight import judge, rounds
 from hocket.testing import deadline
 
@@ -171,16 +172,21 @@ def test_a_control_group_s_limits_count_wherever_they_stand(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"{said}\n")
     (tmp_path / "own").write_text(own)
-    monkeypatch.setattr(_facts, "_GROUPS", tmp_path)
-    monkeypatch.setattr(_facts, "_OWN_GROUPS", tmp_path / "own")
-    assert _facts.memory() == (gib, 3 * gib // 4)
-    assert _facts.quota_cores() == 1.5
+    monkeypatch.setattr(_limits, "_GROUPS", tmp_path)
+    monkeypatch.setattr(_limits, "_OWN_GROUPS", tmp_path / "own")
+    assert _limits.memory() == (gib, 3 * gib // 4)
+    assert _limits.quota_cores() == 1.5
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert (_limits.usable_cores(), _launch.threads_of_rank(1), _launch.threads_of_rank(4)) == (1, 1, 1)
+    assert parse_arguments(["-n", "cpu", __file__]).nproc == 1
     assert _facts.resources()["memory"] == gib
     found = _doctor._memory()
     assert (found.status, found.found) == ("warning", "0.8 GiB free of 1.0 GiB")
     (tmp_path / "own").write_text("")
-    assert _facts.memory()[0] != gib
-    assert _facts.quota_cores() is None
+    assert _limits.memory()[0] != gib
+    assert _limits.quota_cores() is None
+    assert (_limits.usable_cores(), _launch.threads_of_rank(1), _launch.threads_of_rank(4)) == (8, None, 2)
 
 
 def test_a_link_that_loses_long_messages_is_told_from_a_host_that_does_not_answer(

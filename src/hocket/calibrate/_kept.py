@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from hocket._limits import memory, usable_cores
 from hocket.parallel.mesh import World
 from hocket.planner import Constants, MeasuredPlan, Network, Plan
 from hocket.workload import parse
@@ -37,13 +38,13 @@ _BUSY = 0.5  # of the cores: more that is wanted by others makes times that are 
 def key_of(model: torch.nn.Module, optimizer: Any, inputs: Any, world: World) -> str:
     """Return what a calibration depends on, hashed; the same on every rank. A collective operation.
 
-    The machine and threads of every rank, the versions, the form of the model with the source of its classes, the
-    optimizer's class and the state that it keeps, plain attributes of the modules, the table of collective algorithms
-    that the environment names, and the shapes of the inputs count; values of parameters and data do not.
+    The machine, memory and threads of every rank, the versions, the form of the model with the source of its classes,
+    the optimizer's class and the state that it keeps, plain attributes of the modules, the table of collective
+    algorithms that the environment names, and the shapes of the inputs count; values of parameters and data do not.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     machine = [
-        platform.node(), _processor(), len(os.sched_getaffinity(0)), torch.get_num_threads(), _device(device),
+        platform.node(), _processor(), usable_cores(), memory()[0], torch.get_num_threads(), _device(device),
         sys.version, torch.__version__, version("hocket"), os.environ.get("LOCAL_WORLD_SIZE", ""), _choices(),
     ]  # fmt: skip
     classes = {type(module) for module in model.modules()}

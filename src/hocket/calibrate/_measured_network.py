@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hocket._limits import memory
 from hocket.comm import host_identity, torch_adapter
 from hocket.parallel.mesh import Mesh, World
 from hocket.planner import Constants, Network
@@ -99,7 +100,7 @@ def _memory(device: torch.device, world: World) -> int:
         gpus = world.from_all(str(about.uuid))
         return int(about.total_memory) // gpus.count(gpus[world.rank])
     here = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // here
+    return memory()[0] // here
 
 
 def _timed(

@@ -1,7 +1,6 @@
 """`hocket bench`: collectives and training steps, measured beside other systems in the same processes."""
 
 import json
-import os
 import platform
 import shlex
 import sys
@@ -15,6 +14,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from hocket._limits import memory, usable_cores
 from hocket.cli._bench import tables
 from hocket.cli._bench.world import BenchError, require_mpi, run_world
 from hocket.cli._output import RANKS, check_place
@@ -74,8 +74,6 @@ def check_memory(sizes: Sequence[int], vectors: int) -> None:
     Raises:
         BenchError: naming the size, and the largest that fits.
     """
-    from hocket.launch import memory
-
     free = memory()[1]
     if (largest := max(sizes)) * vectors > free:
         most = free // vectors >> 20
@@ -193,7 +191,7 @@ def _machine() -> dict[str, Any]:
     """Hardware, system, versions, command and date, as JSON values."""
     return {
         "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "hocket": _version("hocket"),

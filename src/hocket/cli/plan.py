@@ -174,6 +174,8 @@ def _row(one: Prediction, workload: Workload) -> dict[str, Any]:
         "mfu_format": one.mfu_format,
         "number_formats": dict(one.number_formats),
         "parts_s": dict(one.parts.rows()),
+        "exposed_s": one.parts.exposed,
+        "idle_share": one.parts.idle_share,
         "memory_bytes": dict(one.memory.rows()),
         "fits": one.fits,
         "divided": None if (share := _divided(one, workload)) is None else dataclasses.asdict(share),

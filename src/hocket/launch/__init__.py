@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from ._clean import Leftover, leftovers, remove_leftover
     from ._doctor import Diagnosis, examine
     from ._fabric import PlacementError, enter_fabric
-    from ._facts import memory
     from ._failure import LaunchError, RankFailure
     from ._hosts import read_hosts
     from ._kubernetes import write_manifests
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ArgumentError", "Diagnosis", "LaunchArguments", "LaunchError", "LaunchResult", "Leftover", "PlacementError",
     "RankFailure", "argument_parser", "batch_script", "dry_run", "enter_fabric", "examine", "examine_hosts", "launch",
-    "leftovers", "memory",
-    "parse_arguments", "read_hosts", "remove_leftover", "run", "step_command", "threads_of_rank",
+    "leftovers", "parse_arguments", "read_hosts", "remove_leftover", "run", "step_command", "threads_of_rank",
     "write_manifests",
 ]  # fmt: skip
 
@@ -33,7 +31,6 @@ __getattr__ = lazy(  # launching several hosts imports torch; `hocket clean` and
         "_launch": "LaunchResult dry_run launch run threads_of_rank",
         "_clean": "Leftover leftovers remove_leftover",
         "_fabric": "PlacementError enter_fabric",
-        "_facts": "memory",
         "_failure": "LaunchError RankFailure",
         "_slurm": "batch_script step_command",
         "_ssh": "examine_hosts",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from hocket._limits import usable_cores
 from hocket._tasks import described
 from hocket.comm import timeout_setting
 
@@ -440,9 +441,12 @@ def _nproc(text: str) -> int:
         if text.isdecimal():
             nproc = int(text)
         else:
+            import torch
             from torch.distributed.run import determine_local_world_size
 
             nproc = int(determine_local_world_size(text))
+            if text == "cpu" or (text == "auto" and not torch.accelerator.is_available()):
+                nproc = min(nproc, usable_cores())  # torch knows of no quota
     except ValueError as error:
         raise ArgumentError(f"-n {text}: {error}; give a number of ranks, or auto, cpu or gpu") from None
     if nproc < 1:

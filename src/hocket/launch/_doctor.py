@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hocket._limits import memory, quota_cores
+
 from ._clean import leftovers
-from ._facts import memory, quota_cores
 
 _MIB = 1 << 20
 _GIB = 1 << 30

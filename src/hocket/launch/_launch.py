@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from string import Template
 from typing import Any, BinaryIO
 
+from hocket._limits import usable_cores
 from hocket._sweep import JOB_VARIABLE
 from hocket.comm import rendezvous
 
@@ -260,10 +261,11 @@ def _emulated_hosts(arguments: LaunchArguments) -> list[str] | None:
 
 
 def threads_of_rank(ranks: int) -> int | None:
-    """Return OMP_NUM_THREADS for each of a host's ranks: its share of the cores; None if it is set or one is alone."""
-    if ranks == 1 or "OMP_NUM_THREADS" in os.environ:
+    """Return OMP_NUM_THREADS for each of a host's ranks: its share of the cores; None if it is set or all are its."""
+    cores = usable_cores()  # torch knows those that it may run on, and of no quota
+    if "OMP_NUM_THREADS" in os.environ or (ranks == 1 and cores == len(os.sched_getaffinity(0))):
         return None
-    return max(1, len(os.sched_getaffinity(0)) // ranks)
+    return max(1, cores // ranks)
 
 
 def _defaults() -> dict[str, str]:
@@ -333,10 +335,10 @@ class _RunningJob(JobListener):
     def say_threads(self) -> None:
         threads = _rank_threads(self._arguments)
         if threads is not None:
-            cores = len(os.sched_getaffinity(0))
-            self.say(
-                f"OMP_NUM_THREADS={threads} in each of {self._arguments.nproc} ranks ({cores} cores); set it to choose"
-            )
+            cores, present = usable_cores(), len(os.sched_getaffinity(0))
+            quota = f"a quota of {cores} of " if cores < present else ""
+            ranks = f"each of {self._arguments.nproc} ranks" if self._arguments.nproc > 1 else "the rank"
+            self.say(f"OMP_NUM_THREADS={threads} in {ranks} ({quota}{present} cores); set it to choose")
 
     def report(self, result: LaunchResult) -> None:
         if result.outcome == "failed":

@@ -1,7 +1,9 @@
 """Which cores a worker computes on. This module does not import torch: cores must be taken before torch starts."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from hocket._limits import usable_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ def share(available: tuple[int, ...], local_rank: int, local_world: int) -> Core
 def take(local_rank: int, local_world: int) -> Cores:
     """Bind this process to its `share`; threads that are started later inherit that."""
     cores = share(tuple(sorted(os.sched_getaffinity(0))), local_rank, local_world)
+    cores = replace(cores, threads=min(cores.threads, max(1, usable_cores() // local_world)))
     os.sched_setaffinity(0, cores.mine)
     os.environ["OMP_NUM_THREADS"] = str(cores.threads)
     return cores

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hocket._limits import usable_cores
 from hocket.comm.torch_adapter import FileStore
 
 _AHEAD_S = 3e-4
@@ -54,7 +55,7 @@ class Rank:
         Ranks spin if each has a core. If they share cores they sleep, since one that spins keeps another from being
         there in time.
         """
-        shared = self.n > len(os.sched_getaffinity(0))
+        shared = self.n > usable_cores()
         start = torch.tensor([time.perf_counter() + (_AHEAD_SHARED_S if shared else _AHEAD_S)], dtype=torch.float64)
         dist.all_reduce(start, dist.ReduceOp.MAX)
         start_s = start.item()

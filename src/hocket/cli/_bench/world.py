@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket._extras import require
+from hocket._limits import usable_cores
 
 
 class BenchError(RuntimeError):
@@ -26,7 +27,7 @@ def run_world(module: str, spec: Mapping[str, Any], n: int, *, mpi: bool, timeou
     The module's main guard calls `work`; mpiexec starts the ranks where they need `mpi`. Raises BenchError: a rank
     failed, or time ran out.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     with tempfile.TemporaryDirectory(prefix="hocket-bench-") as directory:
         spec_path, result_path = Path(directory) / "spec.json", Path(directory) / "result.json"
         spec_path.write_text(json.dumps({**spec, "n": n, "store": f"{directory}/store", "result": str(result_path)}))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hocket import _limits
 from hocket.comm.torch_adapter import FileStore
 
 _ALL_PAIRS = 16  # ranks up to which every pair is measured; beyond, each with its next and with the far half
@@ -38,7 +39,7 @@ def own_figures(rounds: int, device: torch.device) -> dict[str, Any]:
         about = torch.cuda.get_device_properties(device)
         memory, nbytes = str(about.uuid), about.total_memory
     else:
-        memory, nbytes = socket.gethostname(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory, nbytes = socket.gethostname(), _limits.memory()[0]
     return {
         "host": socket.gethostname(),
         "memory": memory,

@@ -9,11 +9,12 @@ Every operation starts with a phase that carries an announcement (what the rank 
 lies); all compare them, so that a mismatch is found by all ranks in the same phase and the group stays in step.
 """
 
-import os
 import time
 from collections.abc import Sequence
 
 import torch
+
+from hocket._limits import usable_cores
 
 from ..transport import CollectiveMismatchError, CommError
 from . import kernel as _kernel
@@ -64,7 +65,7 @@ class Channel:
         self._deadline_s = 0.0
         self._timeout_s = 0.0
         self._kind = "barrier"
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cores()
         self._spins = _SPINS_OWN_CORE if self.size <= cores else _SPINS_SHARED_CORE
         self.one_shot = self.sizes.one_shot
         """Up to how many bytes every rank reduces everything itself."""

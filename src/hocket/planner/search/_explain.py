@@ -126,7 +126,7 @@ def plan_rows(found: Search) -> list[dict[str, str]]:
                 "step": _s(one.step_s),
                 f"{LEVEL:.0%} within": " to ".join(map(_s, one.interval_s)),
                 "exposed": _s(parts.exposed),
-                "idle": f"{(parts.bubble + parts.straggle) / one.step_s:.1%}",
+                "idle": f"{parts.idle_share:.1%}",
                 "memory": format_bytes(one.memory.total, 3),
                 "why not": why,
             }

@@ -79,6 +79,11 @@ class StepParts:
         """Communication that nothing hides."""
         return self.tensor + self.messages + self.gather + self.gradients
 
+    @property
+    def idle_share(self) -> float:
+        """Of the step: what a rank waits for other stages and late ranks."""
+        return (self.bubble + self.straggle) / self.total
+
     def rows(self) -> list[tuple[str, float]]:
         """Names with their seconds."""
         return [(name, getattr(self, name)) for name in self.__slots__]
