@@ -16,29 +16,7 @@ from ._trace import SplitError, trace, traced_in_both_modes
 from ._wire import StageWire
 
 __all__ = [
-    "Micro",
-    "Pipeline",
-    "Run",
-    "SplitError",
-    "Stage",
-    "StageError",
-    "StageSpan",
-    "StageWire",
-    "Times",
-    "balance",
-    "bubble",
-    "changing_buffers",
-    "checkpointed",
-    "cut",
-    "idle_shares",
-    "in_steps",
-    "measure",
-    "measured",
-    "order_digest",
-    "sizes",
-    "split",
-    "steps_of",
-    "trace",
-    "traced_in_both_modes",
-    "unbalanced",
-]
+    "Micro", "Pipeline", "Run", "SplitError", "Stage", "StageError", "StageSpan", "StageWire", "Times", "balance",
+    "bubble", "changing_buffers", "checkpointed", "cut", "idle_shares", "in_steps", "measure", "measured",
+    "order_digest", "sizes", "split", "steps_of", "trace", "traced_in_both_modes", "unbalanced",
+]  # fmt: skip

@@ -4,15 +4,5 @@ from ._axis import Axis, Divides
 from ._table import AXES, axis, copy_group, inner, others, product, replicas, shard_group, sharing
 
 __all__ = [
-    "AXES",
-    "Axis",
-    "Divides",
-    "axis",
-    "copy_group",
-    "inner",
-    "others",
-    "product",
-    "replicas",
-    "shard_group",
-    "sharing",
-]
+    "AXES", "Axis", "Divides", "axis", "copy_group", "inner", "others", "product", "replicas", "shard_group", "sharing",
+]  # fmt: skip

@@ -6,19 +6,6 @@ from ._contention import MOST_RANKS, LinkSeconds, StageMessages
 from ._network import NOTHING, Cost, Network, network_of
 
 __all__ = [
-    "CUT_SLACK",
-    "LOCAL",
-    "MOST_RANKS",
-    "NOTHING",
-    "USUAL",
-    "Constants",
-    "Cost",
-    "Link",
-    "LinkSeconds",
-    "Network",
-    "StageMessages",
-    "balance",
-    "network_of",
-    "slowest_of",
-    "waiting",
-]
+    "CUT_SLACK", "LOCAL", "MOST_RANKS", "NOTHING", "USUAL", "Constants", "Cost", "Link", "LinkSeconds", "Network",
+    "StageMessages", "balance", "network_of", "slowest_of", "waiting",
+]  # fmt: skip

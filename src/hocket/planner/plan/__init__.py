@@ -10,17 +10,6 @@ from ._rules import undivided
 from ._synchronisation import Synchronisation
 
 __all__ = [
-    "COMPRESSIONS",
-    "PLAN_VARIABLE",
-    "SHARDS",
-    "BucketSizes",
-    "CompressionSpec",
-    "Plan",
-    "PlanCheck",
-    "Synchronisation",
-    "check_run",
-    "order_of",
-    "parse_compression",
-    "plan_order",
-    "undivided",
-]
+    "COMPRESSIONS", "PLAN_VARIABLE", "SHARDS", "BucketSizes", "CompressionSpec", "Plan", "PlanCheck", "Synchronisation",
+    "check_run", "order_of", "parse_compression", "plan_order", "undivided",
+]  # fmt: skip

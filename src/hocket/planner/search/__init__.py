@@ -7,19 +7,6 @@ from ._preference import NEAR, preferred
 from ._search import Search, admissible_plans, search
 
 __all__ = [
-    "NEAR",
-    "WHAT_IFS",
-    "Curve",
-    "Point",
-    "Search",
-    "admissible_plans",
-    "assumptions",
-    "curve_of_fit",
-    "curves_svg",
-    "explain",
-    "plan_rows",
-    "preferred",
-    "scaling_curves",
-    "search",
-    "with_reasons",
-]
+    "NEAR", "WHAT_IFS", "Curve", "Point", "Search", "admissible_plans", "assumptions", "curve_of_fit", "curves_svg",
+    "explain", "plan_rows", "preferred", "scaling_curves", "search", "with_reasons",
+]  # fmt: skip
