@@ -30,7 +30,7 @@ class MemoryPeers:
         self.heard: Callable[[str, Any, str, str], None] | None = None
 
     def all(self, tensor: Any) -> list[Any]:
-        self._board.tensors[self.rank] = tensor
+        self._board.tensors[self.rank] = tensor.clone()  # which its rank may write to before others have read it
         self._board.barrier.wait(DEADLINE_S)
         found = list(self._board.tensors)
         self._board.barrier.wait(DEADLINE_S)

@@ -231,6 +231,19 @@ def test_what_an_operator_of_a_library_writes_to_a_gathered_tensor_is_not_lost()
         in_ranks(2, True, run)
 
 
+def test_statistics_that_batch_norm_would_write_to_a_gathered_tensor_are_not_lost() -> None:
+    """It does not count what it writes."""
+
+    def run(peers: MemoryPeers) -> Any:
+        shard = Shard.even(0, 4, 2)
+        mean = note(cut(torch.ones(4), shard, peers.rank).clone(), shard, peers)
+        F.batch_norm(torch.randn(2, 4), mean, torch.ones(4), training=False)
+        F.batch_norm(torch.randn(2, 4), mean, torch.ones(4), training=True)
+
+    with pytest.raises(ShardingError, match="batch_norm writes to a tensor that was gathered"):
+        in_ranks(2, True, run)
+
+
 def test_what_is_written_to_stays_divided() -> None:
     def run(peers: MemoryPeers) -> Any:
         shard = Shard.even(0, 4, 2)

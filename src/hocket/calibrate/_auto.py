@@ -60,7 +60,9 @@ def auto_plan(
     batch = samples_in(inputs)
     if batch < world.size and not _shares_samples(model, inputs, world.size):
         rule = f"the sample has {batch} of the global batch's samples, and there are {world.size} workers"
-        raise PlanError("no plan was found:", [PlanFinding("sample", rule, "pass the inputs of a whole batch")])
+        raise PlanError(
+            "no plan was found:", [PlanFinding("sample", rule, "pass the inputs of a whole batch, without targets")]
+        )
     begin = time.perf_counter()
     _check_sample(model, inputs, world)
     measured = _measured(model, optimizer, inputs, world, seconds, loss_fn)
@@ -187,7 +189,7 @@ def _shares_samples(model: torch.nn.Module, inputs: Any, ranks: int) -> bool:
         try:
             with trial(model, inputs) as step, dry_run(model, ranks, lambda kind, nbytes: None):
                 step()
-        except (ValueError, NotImplementedError, RuntimeError):
+        except Exception:  # whatever a user's forward raises
             continue
         return True
     return False

@@ -102,6 +102,14 @@ def instance_norm(
     return group_norm(call, input, input.shape[1], weight, bias, eps)
 
 
+@rule("local_response_norm")
+def local_response_norm(call: OperatorCall, input: Any, *args: Any, **kwargs: Any) -> Outcome:
+    """Return how channels lie that are normalised by those beside them."""
+    if call.shard(input).dim == 1:
+        call.refuse("mixes the channels that are divided")
+    return call.alone(input)
+
+
 @rule("layer_norm", "rms_norm")
 def layer_norm(call: OperatorCall, input: Any, normalized_shape: Any, *args: Any, **kwargs: Any) -> Outcome:
     """Return how results lie that are normalised over dims that are not divided."""

@@ -5,95 +5,26 @@ from typing import Any
 
 import torch
 
+# Names of operators, each with others for it: aliases of torch, torch.special and the ATen library; conversions; and
+# those of Python. Spaces, colons and semicolons part them.
+_NAMES = """
+abs: absolute; acos: arccos; acosh: arccosh; asin: arcsin; asinh: arcsinh; atan: arctan; atan2: arctan2;
+atanh: arctanh; clamp: clip; cat: concat concatenate; div: divide true_divide; trunc: fix; gt: greater;
+ge: greater_equal; lt: less; le: less_equal; ne: not_equal; movedim: moveaxis; mul: multiply; neg: negative;
+sub: subtract; transpose: swapaxes swapdims; dim: ndimension; numel: nelement; interpolate: upsample;
+matmul: linalg_matmul; silu: swish; expand: broadcast_to; flatten: ravel;
+sigmoid: expit; lgamma: gammaln; digamma: psi; mvlgamma: multigammaln; to: to_copy; view: unsafe_view reshape_alias;
+to: bfloat16 half float double char short int long bool byte cfloat cdouble cpu cuda;
+div: truediv; floor_divide: floordiv; bitwise_not: not invert; remainder: mod; positive: pos; bitwise_and: and;
+bitwise_or: or; bitwise_xor: xor; bitwise_left_shift: lshift; bitwise_right_shift: rshift;
+"""
 _ALIASES = {
-    # torch's documented aliases.
-    "absolute": "abs",
-    "arccos": "acos",
-    "arccosh": "acosh",
-    "arcsin": "asin",
-    "arcsinh": "asinh",
-    "arctan": "atan",
-    "arctan2": "atan2",
-    "arctanh": "atanh",
-    "clip": "clamp",
-    "concat": "cat",
-    "concatenate": "cat",
-    "divide": "div",
-    "true_divide": "div",
-    "fix": "trunc",
-    "greater": "gt",
-    "greater_equal": "ge",
-    "less": "lt",
-    "less_equal": "le",
-    "not_equal": "ne",
-    "moveaxis": "movedim",
-    "multiply": "mul",
-    "negative": "neg",
-    "subtract": "sub",
-    "swapaxes": "transpose",
-    "swapdims": "transpose",
-    "ndimension": "dim",
-    "nelement": "numel",
-    "upsample": "interpolate",
-    "linalg_matmul": "matmul",
-    "swish": "silu",
-    # What torch.special and the ATen library call otherwise.
-    "expit": "sigmoid",
-    "gammaln": "lgamma",
-    "psi": "digamma",
-    "multigammaln": "mvlgamma",
-    "to_copy": "to",
-    "unsafe_view": "view",
-    "reshape_alias": "view",
-    # Conversions.
-    **dict.fromkeys(
-        [
-            "bfloat16",
-            "half",
-            "float",
-            "double",
-            "char",
-            "short",
-            "int",
-            "long",
-            "bool",
-            "byte",
-            "cfloat",
-            "cdouble",
-            "cpu",
-            "cuda",
-        ],
-        "to",
-    ),
-    # Python's operators.
-    "truediv": "div",
-    "floordiv": "floor_divide",
-    "not": "bitwise_not",
-    "mod": "remainder",
-    "pos": "positive",
-    "and": "bitwise_and",
-    "or": "bitwise_or",
-    "xor": "bitwise_xor",
-    "invert": "bitwise_not",
-    "lshift": "bitwise_left_shift",
-    "rshift": "bitwise_right_shift",
+    other: plain.strip()
+    for plain, others in (entry.split(":") for entry in _NAMES.strip().rstrip(";").split(";"))
+    for other in others.split()
 }
-_BINARY = [
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "truediv",
-    "pow",
-    "matmul",
-    "floordiv",
-    "mod",
-    "and",
-    "or",
-    "xor",
-    "lshift",
-    "rshift",
-]
+_BINARY_NAMES = "add sub mul div truediv pow matmul floordiv mod and or xor lshift rshift"
+_BINARY = _BINARY_NAMES.split()
 _NUMBERS = ["bool", "int", "float", "complex"]
 _DUNDERS = {
     **{f"__r{one}__": one for one in _BINARY if one != "matmul"},  # whose factors are not given in their order

@@ -1,5 +1,6 @@
 """Rules of products: matrices, linear layers, sums of products with named dims, attention, tables of vectors."""
 
+import string
 from collections.abc import Callable
 from typing import Any
 
@@ -71,6 +72,8 @@ def matmul(call: OperatorCall, input: Any, other: Any = None, *, mat2: Any = Non
     """
     right = mat2 if other is None else other
     if not isinstance(right, Operand) or min(input.ndim, right.ndim) < 2:
+        if isinstance(right, Operand) and right.shard is None and call.shard(input).dim < input.ndim - 1:
+            return call.shard(input)  # rows by a vector
         call.refuse("of a vector")
     ndim = max(input.ndim, right.ndim)
     divided = [(one, one.ndim - one.shard.dim, one.shard) for one in (input, right) if one.shard is not None]
@@ -180,9 +183,10 @@ def weight_norm(call: OperatorCall, v: Any, g: Any, dim: int = 0) -> Outcome:
 def einsum(call: OperatorCall, equation: Any, *operands: Any) -> Outcome:
     """Return how sums of products lie, of which a letter of the result may be divided."""
     tensors: list[Any] = list(operands[0]) if operands and isinstance(operands[0], list | tuple) else list(operands)
-    if not isinstance(equation, str) or "..." in equation or "->" not in equation:
+    if not isinstance(equation, str) or "->" not in equation:
         call.refuse("in a form whose dims have no names")
-    terms, result = equation.replace(" ", "").split("->")
+    equation = _spelled(equation.replace(" ", ""), [one.ndim for one in tensors])
+    terms, result = equation.split("->")
     pairs = list(zip(terms.split(","), tensors, strict=True))
     divided: dict[str, Shard] = {letters[o.shard.dim]: o.shard for letters, o in pairs if o.shard is not None}
     if len(divided) != 1:
@@ -197,6 +201,18 @@ def einsum(call: OperatorCall, equation: Any, *operands: Any) -> Outcome:
         return summed(call, mine, lambda *factors: torch.einsum(equation, *factors))
     call.args, call.kwargs = (equation, *mine), {}
     return shard.at(result.index(letter))
+
+
+def _spelled(equation: str, ndims: list[int]) -> str:
+    """Return an equation with letters for the dims that "..." stands for, the last ones of each tensor alike."""
+    terms, result = equation.split("->")
+    free = "".join(sorted(set(string.ascii_letters) - set(equation)))
+    hidden = [ndim + 3 - len(one) if "..." in one else 0 for one, ndim in zip(terms.split(","), ndims, strict=True)]
+    counts = [*hidden, max(hidden)]
+    spelled = [
+        one.replace("...", free[len(free) - n :]) for one, n in zip([*terms.split(","), result], counts, strict=True)
+    ]
+    return ",".join(spelled[:-1]) + "->" + spelled[-1]
 
 
 @rule("scaled_dot_product_attention")

@@ -29,16 +29,13 @@ _STAY, _VANISH = 0, -1
 _SOME_OR_ALL = """
 sum mean amax amin argmax argmin max min all any prod logsumexp nansum nanmean median nanmedian mode
 """
-_KEEPING = "softmax log_softmax softmin cumsum cumprod cummax cummin logcumsumexp"
+_KEEPING = "softmax log_softmax softmin cumsum cumprod cummax cummin logcumsumexp fft_c2c fft_r2c fft_c2r"
 _ALONG = {
     **dict.fromkeys(_SOME_OR_ALL.split(), _Along()),
     **dict.fromkeys(_KEEPING.split(), _Along(1, _STAY)),
     **dict.fromkeys(["std", "var", "std_mean", "var_mean"], _Along(keepdim=3)),
     "norm": _Along(2, 3),
     "linalg_vector_norm": _Along(2, 3),
-    **dict.fromkeys(
-        ["softmax", "log_softmax", "softmin", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"], _Along(1, _STAY)
-    ),
     "normalize": _Along(2, _STAY, 1),
     "sort": _Along(1, _STAY, -1),
     "argsort": _Along(1, _STAY, -1),
@@ -75,7 +72,7 @@ def _along(
 @rule(*_ALONG.keys() - {"sum", "mean", "max", "min", "cosine_similarity"})
 def along(call: OperatorCall, input: Any, *args: Any, **kwargs: Any) -> Outcome:
     """Return how results lie of operators along other dims than the divided one."""
-    shard = call.shard(input)
+    shard = call.alone(input) if call.name.startswith("fft_") else call.shard(input)
     dims, stay = _along(call, input, args, kwargs)
     if shard.dim in dims:
         call.refuse("works along the dim that is divided")

@@ -42,6 +42,22 @@ def view(call: OperatorCall, input: Any, *shape: Any, **kwargs: Any) -> Outcome:
     return shard
 
 
+@rule("view_as", "reshape_as")
+def view_as(call: OperatorCall, input: Any, other: Any) -> Outcome:
+    """Return how a view lies; sizes are those of another full tensor."""
+    shard = view(call, input, *other.shape)
+    call.func = torch.Tensor.view if call.name == "view_as" else torch.Tensor.reshape
+    return shard
+
+
+@rule("view_as_complex", "view_as_real")
+def as_complex(call: OperatorCall, input: Any) -> Outcome:
+    """Return how complex numbers lie that were pairs in the last dim, or the other way round."""
+    if call.name == "view_as_complex" and call.shard(input).dim == input.ndim - 1:
+        call.refuse("makes numbers of pairs along the dim that is divided")
+    return call.shard(input)
+
+
 @rule("flatten")
 def flatten(call: OperatorCall, input: Any, start_dim: int = 0, end_dim: int = -1) -> Outcome:
     """Return how a tensor lies of which several dims became one."""
@@ -224,6 +240,22 @@ def index_select(call: OperatorCall, input: Any, dim: int, index: Any) -> Outcom
     shard = call.shard(input)
     if dim % input.ndim == shard.dim or index.shard is not None:
         call.refuse("takes single elements of the dim that is divided")
+    return shard
+
+
+@rule("gather", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill")
+def at_indices(call: OperatorCall, input: Any, dim: int, index: Any, *args: Any, **kwargs: Any) -> Outcome:
+    """Return how results lie that are taken from, or put to, indices of another dim than the divided one."""
+    row = call.name.startswith("index_")  # one row of indices for all other dims
+    shard: Shard = next(one.shard for one in call.operands() if one.shard is not None)
+    if not input.ndim or dim % input.ndim == shard.dim or (row and index.shard is not None):
+        call.refuse("takes single elements of the dim that is divided")
+
+    def mine(one: Any) -> Any:
+        return call.share(one, shard) if isinstance(one, Operand) and one.ndim == input.ndim else one
+
+    call.args = (mine(input), dim, index if row else mine(index), *map(mine, args))
+    call.kwargs = {name: mine(one) for name, one in kwargs.items()}
     return shard
 
 

@@ -89,6 +89,14 @@ def test_an_error_of_one_rank_ends_evaluation_and_prediction_of_all(what: str, p
     assert max(other[2], failed[2]) < 20
 
 
+def test_a_batch_without_samples_is_refused_as_such() -> None:
+    model, x = nn.Linear(3, 2), torch.zeros(0, 3)
+    trainer = hocket.Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters()))
+    with pytest.raises(ValueError, match="the batch has no samples"):
+        trainer.step((x, x[:, :2]))
+    assert model.weight.isfinite().all()
+
+
 def all_fail() -> float:
     trainer, x = made(10**9, Plan())
     trainer.step((x, x))

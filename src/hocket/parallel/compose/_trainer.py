@@ -207,6 +207,7 @@ class Trainer:
 
         Raises:
             TypeError: the batch is no tuple or list, or the loss no scalar.
+            ValueError: the batch has no samples.
             PlanError: in the first step: the loss of a batch does not follow from that of the parts that it is cut in.
             RuntimeError: ranks' optimizers have different settings.
             StageError: a stage of the pipeline has failed, on every rank; without a pipeline ranks get a CommError
@@ -225,11 +226,13 @@ class Trainer:
             if not self._composition.local or self.plan.priority:
                 check_step_hooks(self.optimizer)
             self._composition.form.forget()
+            parts = self._splitter.parts(batch, self.plan.accumulate)
+            if not parts[0].total:
+                raise ValueError("the batch has no samples, so that there is nothing to learn from: leave it out")
             check = None if self._relaxation is not None else self._loss_check
             if check is not None and check.run(self._splitter.parts(batch, 1)[0], self._splitter.whole(batch)):
                 self._loss_check = None
             begun_s = self._log.begin()
-            parts = self._splitter.parts(batch, self.plan.accumulate)
             loss = self._relaxation.step(parts, self._clip) if self._relaxation is not None else self._step(parts)
         self.steps += 1
         ended_s = time.perf_counter()
