@@ -13,6 +13,7 @@ from hocket.parallel.data import look_apart
 from hocket.parallel.mesh import World
 
 from . import _private, _random
+from ._stage import mask_of
 
 FEW = 8
 """How many samples are looked at: a statistic of few differs most."""
@@ -38,6 +39,8 @@ class BatchLook:
         draws: What draws random numbers that are not those of one process.
         shapes: Shapes that the model drew, by the number of samples.
         shares: Whether the model draws as in training, each part its rows of the batch's numbers.
+        masked: Whether an output has a mask.
+        training: As given.
         counts: How many outputs the model has, and how many losses its layers add.
     """
 
@@ -46,7 +49,8 @@ class BatchLook:
         self.whole_loss = False
         self.draws: set[str] = set()
         self.shapes: dict[int, list[tuple[int, ...]]] = {}
-        self.shares = False
+        self.training = training
+        self.shares = self.masked = False
         self.known = known
         self.counts = (0, 0)
         batch = _private.unpack_x_y_sample_weight(data)
@@ -98,6 +102,7 @@ class _ModelProbe(torch.nn.Module):
             try:
                 y_pred = model(x, training=training) if model._call_has_training_arg else model(x)
                 made = tensors_in(y_pred)
+                look.masked = any(mask_of(one) is not None for one in made)
                 losses = [loss for loss in model.losses if isinstance(loss, torch.Tensor)]
                 own = []
                 if self._own_loss:

@@ -1,4 +1,4 @@
-"""The names of Keras that are not public, in one place; checked against Keras 3.12 to 3.15."""
+"""The names of Keras that are not public, in one place; checked against Keras 3.14 and 3.15."""
 
 from keras.src import backend, tree
 from keras.src.backend.torch import random as torch_random

@@ -201,7 +201,11 @@ class Steps:
         own &= not self._gather_outputs
         look = BatchLook(model, data, training=training, own_loss=own, known=self._shapes)
         judge(look, self._everyone)
+        self._judged(look)
         self._whole_loss |= look.whole_loss
+
+    def _judged(self, look: BatchLook) -> None:
+        """See what else a look has found; on all ranks alike."""
 
     @contextmanager
     def _taking(self) -> Iterator[BatchShard | None]:
