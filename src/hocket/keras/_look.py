@@ -1,7 +1,7 @@
 """A look at a model before its first batch: whether parts of a batch give what the batch gives."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -39,13 +39,16 @@ class BatchLook:
         draws: What draws random numbers that are not those of one process.
         shapes: Shapes that the model drew, by the number of samples.
         shares: Whether the model draws as in training, each part its rows of the batch's numbers.
+        state: The path of a variable in which the model keeps what it has seen of a batch; "" for none.
+        kept: What the model keeps besides weights and metrics after a run, by path, by the number of samples.
         masked: Whether an output has a mask.
         training: As given.
         counts: How many outputs the model has, and how many losses its layers add.
     """
 
     def __init__(self, model: Any, data: Any, *, training: bool, own_loss: bool, known: _random.DrawnShapes) -> None:
-        self.meets = self.added = ""
+        self.meets = self.added = self.state = ""
+        self.kept: dict[int, dict[str, torch.Tensor]] = {}
         self.whole_loss = False
         self.draws: set[str] = set()
         self.shapes: dict[int, list[tuple[int, ...]]] = {}
@@ -66,6 +69,7 @@ class BatchLook:
         self.meets = next((said for place, said in wrong.items() if place < outputs), "")
         self.added = next((said for place, said in wrong.items() if outputs <= place < outputs + added), "")
         self.whole_loss = any(place >= outputs + added for place in wrong)
+        self.state = kept_of_data(self.kept.get(samples, {}), self.kept.values())
         if known.learn(self.shapes):
             self.draws.add(_random.OTHER_AXIS)
         if not (wrong or self.draws) and any(self.shapes.values()):
@@ -102,6 +106,8 @@ class _ModelProbe(torch.nn.Module):
             try:
                 y_pred = model(x, training=training) if model._call_has_training_arg else model(x)
                 made = tensors_in(y_pred)
+                if not look.shares:
+                    look.kept[len(places)] = kept_by(model)
                 look.masked = any(mask_of(one) is not None for one in made)
                 losses = [loss for loss in model.losses if isinstance(loss, torch.Tensor)]
                 own = []
@@ -114,6 +120,21 @@ class _ModelProbe(torch.nn.Module):
         look.counts = len(made), len(losses)  # here, as what this module keeps is put back
         # Without a graph, by which masked parts would be weighted: ranks' losses count by their samples.
         return [*made, *(one.detach().requires_grad_() for one in (*losses, *own))]
+
+
+def kept_by(model: Any) -> dict[str, torch.Tensor]:
+    """Return what a model keeps besides its weights and metrics, by path."""
+    metrics = {id(v) for v in model.metrics_variables}
+    kept = [v for v in model.non_trainable_variables if id(v) not in metrics and v.dtype != "string"]
+    return {v.path: v.value.detach().double().clone() for v in kept}
+
+
+def kept_of_data(whole: dict[str, torch.Tensor], parts: Iterable[dict[str, torch.Tensor]]) -> str:
+    """Return the path of what is other after a part of a batch than after the batch; "" for none."""
+    for path, value in whole.items():
+        if any(not torch.allclose(one[path], value, rtol=1e-3, equal_nan=True) for one in parts if path in one):
+            return path
+    return ""
 
 
 @contextmanager
@@ -139,9 +160,8 @@ def judge(look: BatchLook, world: World) -> None:
     Raises:
         ValueError: samples of the batch meet in the model, or a layer adds a loss that is no mean over samples.
     """
-    everyone = world.from_all((look.meets, look.added, sorted(look.draws)))
-    meets = next((said for said, *_ in everyone if said), "")
-    added = next((said for _, said, _ in everyone if said), "")
+    everyone = world.from_all((look.meets, look.added, look.state, sorted(look.draws)))
+    meets, added, state = (next((str(one[i]) for one in everyone if one[i]), "") for i in range(3))
     look.whole_loss = any(world.from_all(look.whole_loss))
     if _drawn([draws for *_, draws in everyone], world):
         return
@@ -157,6 +177,7 @@ def judge(look: BatchLook, world: World) -> None:
             "losses are averaged: divide it by the number of samples, or compute it in a loss function that is given "
             "to compile, which sees the whole batch"
         )
+    _tell_of_state(state, world, "the model")
 
 
 def judge_step(look: Any, world: World, name: str) -> None:
@@ -166,7 +187,7 @@ def judge_step(look: Any, world: World, name: str) -> None:
         ValueError: ranks cannot average what it back-propagates.
     """
     everyone = world.from_all((look.wrong, look.unknown, look.state, sorted(look.draws)))
-    wrong, unknown, state = (next((one[i] for one in everyone if one[i]), "") for i in range(3))
+    wrong, unknown, state = (next((str(one[i]) for one in everyone if one[i]), "") for i in range(3))
     look.whole_loss = any(world.from_all(look.whole_loss))
     if _drawn([draws for *_, draws in everyone], world):
         return
@@ -183,11 +204,15 @@ def judge_step(look: Any, world: World, name: str) -> None:
             "average its gradients, by samples",
             stacklevel=2,
         )
+    _tell_of_state(state, world, name)
+
+
+def _tell_of_state(state: str, world: World, name: str) -> None:
     if state and world.rank == 0:
         warnings.warn(
             f"{name} keeps in {state!r} what it sees of the data, and each rank sees its own samples: within an epoch "
             "it is another than that of one process, and at the end rank 0's",
-            stacklevel=2,
+            stacklevel=3,
         )
 
 

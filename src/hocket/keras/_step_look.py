@@ -11,7 +11,7 @@ from hocket.comm import torch_adapter
 from hocket.parallel.batches import BatchShard, Cutter, mapped, samples_in, tensors_in, undisturbed
 
 from . import _private, _random
-from ._look import FEW, by_moving_averages
+from ._look import FEW, by_moving_averages, kept_by, kept_of_data
 
 _ROUNDING = {torch.float64: 1e-4, torch.float32: 2e-3}
 """How far a gradient may be off, relative to its norm; `_COARSE` in other precisions."""
@@ -90,9 +90,7 @@ class StepLook:
             [_combined(ones, parts, samples) for ones in zip(*each, strict=True)]
             for each in zip(*(found for found, _ in some), strict=True)
         ]
-        for path, value in state.items():
-            if any(not torch.allclose(one[path], value, rtol=self._rounding, equal_nan=True) for _, one in some):
-                self.state = self.state or path
+        self.state = self.state or kept_of_data(state, [one for _, one in some])
         return self._off(batch, mean)
 
     def _off(self, batch: list[Gradients], other: list[Gradients]) -> str:
@@ -137,7 +135,6 @@ class StepLook:
                     value.grad = None if gradient is None else gradient.clone()
 
         kept = {id(v): v for v in [*model.variables, *model.metrics_variables] if v.dtype != "string"}
-        metrics = {id(v) for v in model.metrics_variables}
         with ExitStack() as stack:
             stack.enter_context(undisturbed([model]))
             stack.enter_context(_put_back(kept.values()))
@@ -155,12 +152,7 @@ class StepLook:
                     value.grad = gradient
             if len(model.weights) != weights:
                 raise _Refused("it builds layers, which is to be done before, by keras.Input, build() or a call")
-            state = {
-                v.path: v.value.detach().double().clone()
-                for v in model.non_trainable_variables
-                if id(v) not in metrics and v.dtype != "string"
-            }
-        return found, state
+            return found, kept_by(model)
 
     def _calm(self) -> Any:
         assert self._share is not None
