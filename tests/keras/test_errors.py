@@ -81,6 +81,11 @@ def attempts() -> dict[str, Callable[[], Any]]:
         made.compile("sgd", "dice")
         return made
 
+    def masks() -> Any:
+        between = [keras.layers.Reshape((5, 1)), keras.layers.Masking(), keras.layers.Dense(1)]
+        made = keras.Sequential([keras.Input((5,)), *between])
+        return piped(made, schedule="1f1b").fit(x, x[..., None], verbose=0)
+
     def in_the_middle() -> Any:
         often = keras.callbacks.ModelCheckpoint("never.keras", save_freq=2)
         return piped().fit(x, y, verbose=0, callbacks=[often])
@@ -141,6 +146,7 @@ def attempts() -> dict[str, Callable[[], Any]]:
         "no loss": no_loss,
         "unknown schedule": lambda: piped(schedule="zero"),
         "a loss that is no mean": lambda: whole_loss().fit(x, y, verbose=0),
+        "masks in turns": masks,
         "keras' own": lambda: model().fit(x, y, class_weight={0: 1}, sample_weight=y[:, 0], verbose=0),
     }
 
@@ -186,6 +192,7 @@ EXPECTED = {
     "no loss": "ValueError: No loss to compute",
     "unknown schedule": 'ValueError: schedule=\'zero\' must be "gpipe" or "1f1b"',
     "a loss that is no mean": 'ValueError: schedule="1f1b" computes the loss of each micro-batch.*say schedule="gpipe"',
+    "masks in turns": 'ValueError: an output of the model has a mask.*say schedule="gpipe"',
     "keras' own": "ValueError: You cannot `class_weight` and `sample_weight` at the same time",
 }
 
@@ -287,7 +294,7 @@ def test_keras_that_was_loaded_with_another_backend_is_refused() -> None:
 
 def test_an_old_keras_is_refused() -> None:
     done = run_python(STAND_IN.format(version="2.15.0"))
-    assert "hocket.keras needs Keras 3.12 or later, and 2.15.0 is installed" in done.stderr
+    assert "hocket.keras needs Keras 3.14 or later, and 2.15.0 is installed" in done.stderr
 
 
 def test_a_missing_keras_is_told_with_the_extra_to_install() -> None:

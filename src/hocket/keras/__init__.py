@@ -5,7 +5,7 @@ import sys
 
 from hocket._extras import require
 
-_OLDEST = (3, 12)
+_OLDEST = (3, 14)
 
 
 def _require_torch() -> None:

@@ -78,13 +78,21 @@ def check_pipeline(model: Any, pipeline: Any, micro_batches: Any, split: Any, sh
 
 
 def check_micro_batches(model: Any, micro_batches: int) -> None:
-    """Raise ValueError if the model's batch norm would see micro-batches in training."""
+    """Raise ValueError if micro-batches in training would change what layers normalise by."""
+    if micro_batches == 1:
+        return
     for layer in model._flatten_layers():
-        if micro_batches > 1 and isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
             raise ValueError(
                 f"layer {layer.name!r} is a BatchNormalization, which would normalise each of the micro_batches="
                 f"{micro_batches} by itself and give another history than plain Keras: say micro_batches=1, use "
                 "LayerNormalization or GroupNormalization, or freeze it by layer.trainable = False"
+            )
+        if isinstance(layer, keras.layers.SpectralNormalization):
+            raise ValueError(
+                f"layer {layer.name!r} is a SpectralNormalization, which changes its weights in each of the "
+                f"micro_batches={micro_batches} and gives another history than plain Keras: say micro_batches=1, or "
+                "leave pipeline= out"
             )
 
 

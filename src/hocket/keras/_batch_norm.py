@@ -58,10 +58,11 @@ def _moments_of(layer: Any, world: World, share: Callable[[], BatchShard | None]
             mean, variance = type(layer)._moments(layer, inputs, mask)
             return mean, variance
         axes = layer._reduction_axes
-        mine = inputs[: part.samples].double()
+        here = len(inputs) if part.samples else 0  # of a sample that is here to keep step, nothing
+        mine = inputs[:here].double()
         weights = torch.ones_like(mine)
         if mask is not None:
-            weights = mask[: part.samples].unsqueeze(-1).expand(mine.shape).double()
+            weights = mask[:here].unsqueeze(-1).expand(mine.shape).double()
         sums = torch.stack([weights.sum(axes), (mine * weights).sum(axes), (mine.square() * weights).sum(axes)])
         total: Any = _AllReduceSum.apply(sums, world)  # type: ignore[no-untyped-call]
         count, first, second = total

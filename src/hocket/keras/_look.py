@@ -1,20 +1,22 @@
 """A look at a model before its first batch: whether parts of a batch give what the batch gives."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
 import torch
 
-from hocket.parallel.batches import Cutter, samples_in, tensors_in
+from hocket.parallel.batches import BatchShard, Cutter, samples_in, tensors_in
 from hocket.parallel.data import look_apart
 from hocket.parallel.mesh import World
 
 from . import _private, _random
+from ._stage import mask_of
 
-_FEW = 8
+FEW = 8
+"""How many samples are looked at: a statistic of few differs most."""
 
 
 class BatchLook:
@@ -28,6 +30,7 @@ class BatchLook:
         data: A batch of Keras': x, y and sample_weight.
         training: Whether it is called to train.
         own_loss: Whether to look at the model's own `compute_loss` too.
+        known: What is known of the shapes that the model draws; learns what this look finds.
 
     Attributes:
         meets: How samples meet in an output of the model; "" where they do not.
@@ -35,26 +38,45 @@ class BatchLook:
         whole_loss: Whether the model's own loss has to be computed of the whole batch.
         draws: What draws random numbers that are not those of one process.
         shapes: Shapes that the model drew, by the number of samples.
+        shares: Whether the model draws as in training, each part its rows of the batch's numbers.
+        state: The path of a variable in which the model keeps what it has seen of a batch; "" for none.
+        kept: What the model keeps besides weights and metrics after a run, by path, by the number of samples.
+        masked: Whether an output has a mask.
+        training: As given.
         counts: How many outputs the model has, and how many losses its layers add.
     """
 
-    def __init__(self, model: Any, data: Any, *, training: bool, own_loss: bool) -> None:
-        self.meets = self.added = ""
+    def __init__(self, model: Any, data: Any, *, training: bool, own_loss: bool, known: _random.DrawnShapes) -> None:
+        self.meets = self.added = self.state = ""
+        self.kept: dict[int, dict[str, torch.Tensor]] = {}
         self.whole_loss = False
         self.draws: set[str] = set()
         self.shapes: dict[int, list[tuple[int, ...]]] = {}
+        self.training = training
+        self.shares = self.masked = False
+        self.known = known
         self.counts = (0, 0)
         batch = _private.unpack_x_y_sample_weight(data)
-        if not own_loss:  # a statistic of few samples differs most
-            batch = Cutter(None).cut(batch, 0, min(_FEW, samples_in(batch)))
+        if not own_loss:
+            batch = Cutter(None).cut(batch, 0, min(FEW, samples_in(batch)))
         probe = _ModelProbe(model, self, own_loss=own_loss)
         probe.train(training)
-        found = look_apart(probe, (batch, {}), samples_in(batch), summed=False)
+        samples = samples_in(batch)
+        places = torch.arange(samples)
+        found = look_apart(probe, ((*batch, places), {}), samples, summed=False)
         wrong = {} if found is None else found.wrong
         outputs, added = self.counts
         self.meets = next((said for place, said in wrong.items() if place < outputs), "")
         self.added = next((said for place, said in wrong.items() if outputs <= place < outputs + added), "")
         self.whole_loss = any(place >= outputs + added for place in wrong)
+        self.state = kept_of_data(self.kept.get(samples, {}), self.kept.values())
+        if known.learn(self.shapes):
+            self.draws.add(_random.OTHER_AXIS)
+        if not (wrong or self.draws) and any(self.shapes.values()):
+            self.shares = True
+            found = look_apart(probe, ((*batch, places), {}), samples, summed=False)
+            if found is not None and found.wrong:
+                self.draws.add(_random.MIXED)
 
 
 class _ModelProbe(torch.nn.Module):
@@ -66,17 +88,27 @@ class _ModelProbe(torch.nn.Module):
         self._look = [look]
         self._own_loss = own_loss
 
-    def forward(self, x: Any, y: Any, sample_weight: Any) -> list[torch.Tensor]:
+    def forward(self, x: Any, y: Any, sample_weight: Any, places: torch.Tensor) -> list[torch.Tensor]:
         model, training, look = self.model, self.training, self._look[0]
-        drawn = look.shapes[samples_in(x)] = []
+        if look.shares:
+            torch.manual_seed(0)
+            begin, end = int(places[0]), int(places[-1]) + 1
+            share = BatchShard(begin, end, max(look.shapes), 1)
+            numbers = _random.of_whole_batch(lambda: share, look.known)
+        else:
+            drawn = look.shapes[len(places)] = []
+            numbers = _random.calm(drawn.append, look.draws.add)
         kept = [*model.non_trainable_variables, *model.metrics_variables]
         before = [(v.value.data, v.value.detach().clone()) for v in kept if v.dtype != "string"]
         with ExitStack() as stack:
-            stack.enter_context(_random.calm(drawn.append, look.draws.add))
-            stack.enter_context(_by_moving_averages(model))
+            stack.enter_context(numbers)
+            stack.enter_context(by_moving_averages(model))
             try:
                 y_pred = model(x, training=training) if model._call_has_training_arg else model(x)
                 made = tensors_in(y_pred)
+                if not look.shares:
+                    look.kept[len(places)] = kept_by(model)
+                look.masked = any(mask_of(one) is not None for one in made)
                 losses = [loss for loss in model.losses if isinstance(loss, torch.Tensor)]
                 own = []
                 if self._own_loss:
@@ -90,8 +122,24 @@ class _ModelProbe(torch.nn.Module):
         return [*made, *(one.detach().requires_grad_() for one in (*losses, *own))]
 
 
+def kept_by(model: Any) -> dict[str, torch.Tensor]:
+    """Return what a model keeps besides its weights and metrics, by path."""
+    metrics = {id(v) for v in model.metrics_variables}
+    kept = [v for v in model.non_trainable_variables if id(v) not in metrics and v.dtype != "string"]
+    return {v.path: v.value.detach().double().clone() for v in kept}
+
+
+def kept_of_data(whole: dict[str, torch.Tensor], parts: Iterable[dict[str, torch.Tensor]]) -> str:
+    """Return the path of what is other after a part of a batch than after the batch; "" for none."""
+    for path, value in whole.items():
+        if any(not torch.allclose(one[path], value, rtol=1e-3, equal_nan=True) for one in parts if path in one):
+            return path
+    return ""
+
+
 @contextmanager
-def _by_moving_averages(model: Any) -> Iterator[None]:
+def by_moving_averages(model: Any) -> Iterator[None]:
+    """Open a block in which batch norm normalises by its moving averages."""
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
     plain = [layer.__dict__.get("_moments") for layer in layers]
     for layer in layers:
@@ -112,19 +160,10 @@ def judge(look: BatchLook, world: World) -> None:
     Raises:
         ValueError: samples of the batch meet in the model, or a layer adds a loss that is no mean over samples.
     """
-    everyone = world.from_all((look.meets, look.added, sorted(look.draws)))
-    draws = sorted({name for *_, names in everyone for name in names})
-    meets = next((said for said, *_ in everyone if said), "")
-    added = next((said for _, said, _ in everyone if said), "")
+    everyone = world.from_all((look.meets, look.added, look.state, sorted(look.draws)))
+    meets, added, state = (next((str(one[i]) for one in everyone if one[i]), "") for i in range(3))
     look.whole_loss = any(world.from_all(look.whole_loss))
-    if draws:
-        if world.rank == 0:
-            warnings.warn(
-                f"the model draws random numbers by {draws[0]}, and each rank draws for its own samples: they are "
-                "others than those of one process. Draw by keras.random.uniform or normal, with samples along the "
-                "first axis",
-                stacklevel=2,
-            )
+    if _drawn([draws for *_, draws in everyone], world):
         return
     if meets:
         raise ValueError(
@@ -138,3 +177,53 @@ def judge(look: BatchLook, world: World) -> None:
             "losses are averaged: divide it by the number of samples, or compute it in a loss function that is given "
             "to compile, which sees the whole batch"
         )
+    _tell_of_state(state, world, "the model")
+
+
+def judge_step(look: Any, world: World, name: str) -> None:
+    """Tell what a train_step of the model's own, of that name, does otherwise than on one device; as `judge`.
+
+    Raises:
+        ValueError: ranks cannot average what it back-propagates.
+    """
+    everyone = world.from_all((look.wrong, look.unknown, look.state, sorted(look.draws)))
+    wrong, unknown, state = (next((str(one[i]) for one in everyone if one[i]), "") for i in range(3))
+    look.whole_loss = any(world.from_all(look.whole_loss))
+    if _drawn([draws for *_, draws in everyone], world):
+        return
+    if wrong:
+        raise ValueError(
+            f"{name} back-propagates what ranks, which have parts of the batch, cannot average: {wrong}. Make the loss "
+            "a mean over samples of what each gives alone, by loss.backward(); or compute it by self.compute_loss, of "
+            "which a loss given to compile, or the model's own, sees the whole batch; and shuffle or mix samples "
+            "(MixUp) in the data"
+        )
+    if unknown and world.rank == 0:
+        warnings.warn(
+            f"whether {name} is on {world.size} ranks what it is on one could not be found out: {unknown}. Ranks "
+            "average its gradients, by samples",
+            stacklevel=2,
+        )
+    _tell_of_state(state, world, name)
+
+
+def _tell_of_state(state: str, world: World, name: str) -> None:
+    if state and world.rank == 0:
+        warnings.warn(
+            f"{name} keeps in {state!r} what it sees of the data, and each rank sees its own samples: within an epoch "
+            "it is another than that of one process, and at the end rank 0's",
+            stacklevel=3,
+        )
+
+
+def _drawn(everyone: list[list[str]], world: World) -> bool:
+    """Return whether random numbers are drawn that are not those of one process, of which rank 0 warns."""
+    draws = sorted({name for names in everyone for name in names})
+    if draws and world.rank == 0:
+        warnings.warn(
+            f"the model draws random numbers by {draws[0]}, and each rank draws for its own samples: they are "
+            "others than those of one process. Draw by keras.random.uniform or normal, with samples along the "
+            "first axis",
+            stacklevel=2,
+        )
+    return bool(draws)

@@ -15,7 +15,8 @@ from . import _arguments, _private, _random
 from ._cuts import begins
 from ._engine import Batch, Engine
 from ._graph import Graph, functional_of
-from ._stage import Rows, mask_of
+from ._look import BatchLook
+from ._stage import Rows
 from ._staged import StagedStateBroadcast
 from ._steps import Steps
 
@@ -79,6 +80,13 @@ class PipelinedSteps(Steps):
             )
         if self.world.size > 1:
             super()._install_reducer()
+
+    def _judged(self, look: BatchLook) -> None:
+        if look.masked and look.training and self._schedule == "1f1b" and self._micro_batches > 1:
+            raise ValueError(
+                "an output of the model has a mask, and the mean over what it leaves is that of the whole batch: say "
+                'schedule="gpipe"'
+            )
 
     def _own_variables(self) -> list[Any]:
         variables = self.model.trainable_variables
@@ -169,11 +177,6 @@ class PipelinedSteps(Steps):
         def loss_of(output: Any, rows: Rows) -> Any:
             if self.model._compile_loss is None:
                 return None
-            if any(mask_of(t) is not None for t in _private.tree.flatten(output)):
-                raise ValueError(
-                    "an output of the model has a mask, and the mean over what it leaves is that of the whole batch: "
-                    'say schedule="gpipe"'
-                )
 
             def part(value: Any) -> Any:
                 cut = isinstance(value, torch.Tensor) and value.ndim and len(value) == samples

@@ -22,6 +22,8 @@ Unseeded = Callable[[Any, float, Callable[..., Any]], Any]
 
 _BY_SHAPE = ("normal", "uniform", "randint", "gamma", "binomial", "beta")
 _OTHERS = ("categorical", "shuffle")
+OTHER_AXIS = "a shape with samples along another axis than the first"
+MIXED = "shapes whose rows are not those of the samples one after the other"
 
 
 class DrawnShapes:

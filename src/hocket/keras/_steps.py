@@ -11,9 +11,10 @@ from hocket.parallel.data import GradientReducer, scale_gradients
 from hocket.parallel.mesh import World
 
 from . import _batch_norm, _data, _metrics, _private, _random
-from ._look import BatchLook, judge
+from ._look import BatchLook, judge, judge_step
 from ._metrics import MetricSums
 from ._stage import mask_of
+from ._step_look import StepLook, backwards
 
 _STEPS = ("train_function", "test_function", "predict_function")
 
@@ -151,9 +152,12 @@ class Steps:
             self._look(data[0], training=True)
             if self._reducer is not None and self._yielded is not None:
                 self._reducer.prepare()
-                # A step of the user's own may compute its loss anywhere: there gradients are weighed as they arrive.
-                self._reducer.set_weight(1.0 if self._keras_step else self._yielded.weight)
-            return counted(data)
+            if self._keras_step or self._yielded is None:
+                return counted(data)
+            # A step of the user's own may compute its losses anywhere: they are weighed where they go backward.
+            weight = self._yielded.weight
+            with backwards(lambda plain, losses: plain(_weighed(losses, weight))):
+                return counted(data)
 
         return step
 
@@ -186,12 +190,22 @@ class Steps:
         self._looked_at[training] = mark
         if share.total < 2 * share.world:  # some rank has no two samples
             data = self._whole(data, share)
-        own = training and self._keras_step and type(model).compute_loss is not _private.TorchTrainer.compute_loss
-        look = BatchLook(model, data, training=training, own_loss=own and not self._gather_outputs)
-        if self._shapes.learn(look.shapes):
-            look.draws.add("a shape with samples along another axis than the first")
+        if training and not self._keras_step:
+            self._reducer = None  # no gradient of the look is to be averaged
+            step = StepLook(model, data, self._shapes, self._gathers)
+            judge_step(step, self.world, f"{type(model).__name__}.train_step")
+            self._whole_loss |= step.whole_loss
+            self._install_reducer()
+            return
+        own = training and type(model).compute_loss is not _private.TorchTrainer.compute_loss
+        own &= not self._gather_outputs
+        look = BatchLook(model, data, training=training, own_loss=own, known=self._shapes)
         judge(look, self._everyone)
+        self._judged(look)
         self._whole_loss |= look.whole_loss
+
+    def _judged(self, look: BatchLook) -> None:
+        """See what else a look has found; on all ranks alike."""
 
     @contextmanager
     def _taking(self) -> Iterator[BatchShard | None]:
@@ -215,6 +229,10 @@ class Steps:
 
     # --- the loss of the whole batch --------------------------------------------------------------------------------
 
+    def _gathers(self, y_pred: Any) -> bool:
+        """Return whether the compiled loss of an output is computed of the whole batch."""
+        return self._gather_outputs or any(mask_of(t) is not None for t in _private.tree.flatten(y_pred))
+
     def _loss(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def compute_loss(
             x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, *args: Any, **kwargs: Any
@@ -226,8 +244,7 @@ class Steps:
             given = sample_weight
             if self._whole_loss:
                 x = self._whole(x, share)
-            masked = any(mask_of(t) is not None for t in _private.tree.flatten(y_pred))
-            if self._gather_outputs or self._whole_loss or masked:
+            if self._whole_loss or self._gathers(y_pred):
                 factor = self.world.size / share.weight if share.weight else 0.0
                 y, sample_weight = self._whole(y, share), self._whole(sample_weight, share)
                 y_pred = self._whole(y_pred, share, factor)
@@ -277,3 +294,12 @@ class Steps:
             return result
 
         return None if rows is None else _private.tree.map_structure(whole, rows)
+
+
+def _weighed(losses: Any, weight: float) -> Any:
+    """Return one loss or several, whose gradients count `weight` times."""
+    if weight == 1.0:
+        return losses
+    if isinstance(losses, torch.Tensor):
+        return scale_gradients(losses, weight) if losses.requires_grad else losses
+    return [_weighed(one, weight) for one in losses]

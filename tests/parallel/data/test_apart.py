@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
+from hocket.parallel.data import look_apart
 from hocket.testing import run_ranks
 
 BATCH = 16
@@ -253,3 +254,16 @@ def test_samples_that_meet_in_views_are_refused(found: list[dict[str, Any]]) -> 
         *meet, apart = one["views"]
         assert all("samples of the batch meet in the loss" in said for said in meet), meet
         assert apart == ""
+
+
+def test_a_batch_that_the_model_changes_in_place_is_as_it_was_after_the_look() -> None:
+    class Shifted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x += 1
+            return x
+
+    x = torch.zeros(6, 2)
+    look = look_apart(Shifted(), ((x,), {}), 6, summed=None)
+    assert look is not None
+    assert not look.wrong
+    assert not x.any()

@@ -10,7 +10,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from hocket.comm import torch_adapter
 
-from ..batches import Cutter, divisors, samples_in, tensors_in, undisturbed
+from ..batches import Cutter, divisors, mapped, samples_in, tensors_in, undisturbed
 from ._forward_state import ChangedBuffer, StateProbe
 
 _ROWS = {torch.float64: 1e-5, torch.float32: 1e-3}
@@ -167,7 +167,7 @@ class _Tolerances:
 
 
 def _run(module: torch.nn.Module, probe: StateProbe, arguments: Any, seed: int) -> _ApartRun:
-    args, kwargs = arguments
+    args, kwargs = mapped(arguments, lambda one: one.detach().clone().requires_grad_(one.requires_grad))  # for itself
     with undisturbed([module]), torch.enable_grad():
         torch.manual_seed(seed)
         outputs = tensors_in(module(*args, **kwargs))

@@ -1,0 +1,47 @@
+"""What the look at a model before its first batch finds."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+
+def test_a_layer_that_keeps_what_it_sees_of_the_data_is_found_and_is_as_it_was() -> None:
+    import keras
+
+    import hocket.keras
+    from hocket.keras._look import BatchLook
+    from hocket.keras._random import DrawnShapes
+
+    class Codebook(keras.layers.Layer):  # type: ignore[misc]
+        def build(self, shape: Any) -> None:
+            self.mean = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False, name="mean")
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            if training:
+                self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(x, axis=0))
+            return x
+
+    assert hocket.keras
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(8, 3)).astype("float32"))
+    for between, wanted in ((Codebook(), "mean"), (keras.layers.SpectralNormalization(keras.layers.Dense(3)), "")):
+        model = keras.Sequential([keras.Input((3,)), between, keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+        before = [np.array(one) for one in model.non_trainable_weights]
+        look = BatchLook(model, (x, x[:, :1]), training=True, own_loss=False, known=DrawnShapes())
+        assert look.state.endswith(wanted)
+        assert bool(look.state) == bool(wanted)
+        for one, other in zip(before, model.non_trainable_weights, strict=True):
+            np.testing.assert_array_equal(one, np.array(other))
+
+
+def test_micro_batches_refuse_spectral_normalization() -> None:
+    import keras
+
+    from hocket.keras import _arguments
+
+    layer = keras.layers.SpectralNormalization(keras.layers.Dense(3), name="spectral")
+    model = keras.Sequential([keras.Input((3,)), layer])
+    _arguments.check_micro_batches(model, 1)
+    with pytest.raises(ValueError, match="'spectral' is a SpectralNormalization.*micro_batches=2"):
+        _arguments.check_micro_batches(model, 2)
