@@ -68,7 +68,7 @@ class LossOfSample:
     def __call__(self, output: Any, inputs: Any) -> torch.Tensor:
         few = mapped(self.sample, lambda one: one[: samples_in(inputs)] if one.dim() else one)
         kind, kept = type(self.model), [output]  # a class is garbage for a while, and would keep the output as long
-        given = object.__new__(type(kind.__name__, (kind,), {"__call__": lambda *_, **__: kept.pop()}))
+        given: Any = object.__new__(type(kind.__name__, (kind,), {"__call__": lambda *_, **__: kept.pop()}))
         given.__dict__ = self.model.__dict__  # all else is the model's own
         return _scalar(self.loss(given, few))
 

@@ -96,7 +96,7 @@ def _plans(one: "Plan", other: "Plan", as_json: bool) -> None:
     }
     predicted = {}
     if one.predicted and other.predicted:  # where a part of a step is left out, it takes no time
-        names = [name for name in one.predicted | other.predicted if name.endswith("_s")]
+        names = [name for name in {**one.predicted, **other.predicted} if name.endswith("_s")]
         names += [name for name in one.predicted if name in other.predicted and name not in names]
         predicted = {name: [plan.predicted.get(name, 0.0) for plan in (one, other)] for name in names}
     if as_json:
