@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hocket.calibrate._loss import changes_nothing, loss_by_made_up_targets, with_loss
+from hocket.calibrate._loss import LossOfSample, changes_nothing, loss_by_made_up_targets, with_loss
 from hocket.parallel.compose._passes import loss_of_model
 from hocket.parallel.pipeline import in_steps
 from hocket.workload import capture
@@ -220,3 +220,35 @@ def test_random_numbers_that_a_loss_draws_are_put_back() -> None:
     assert loss is not None
     with_loss(plain, model, (x,), loss, "adam")
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_loss_of_model_and_sample_keeps_what_a_capture_with_it_says(named: bool) -> None:
+    torch.manual_seed(0)
+    vocabulary = 4096
+    model = nn.Sequential(nn.Embedding(vocabulary, 16), nn.Linear(16, vocabulary))
+    sample = {"tokens": torch.randint(vocabulary, (4, 32)), "labels": torch.randint(vocabulary, (4, 32))}
+
+    def loss(model: Any, sample: Any) -> torch.Tensor:
+        out = model(input=sample["tokens"]) if named else model(sample["tokens"])
+        return over_tokens(out, sample["labels"]) + 0.1 * model[1].weight.square().sum()
+
+    own = LossOfSample(loss, model, sample)
+    inputs = own.inputs()
+    assert (inputs["input"] if named else inputs[0]) is sample["tokens"]
+    assert own(model(sample["tokens"][:2]), (sample["tokens"][:2],)).item() == pytest.approx(
+        loss(model, {name: one[:2] for name, one in sample.items()}).item()
+    )
+    found, _ = loss_by_made_up_targets(own, model, inputs)
+    assert found is own
+    plain = capture(model, sample["tokens"], degrees=())
+    real = capture(model, sample, loss=loss, degrees=())
+    made = with_loss(plain, model, inputs, own, "adam")
+    assert made.layers[-1].peak_bytes == pytest.approx(real.layers[-1].peak_bytes, rel=0.01)
+    assert made.layers[-1].peak_bytes > plain.layers[-1].peak_bytes
+
+
+def test_a_loss_that_does_not_call_the_model_once_is_told() -> None:
+    model, x = nn.Linear(3, 3), torch.rand(4, 3)
+    with pytest.raises(ValueError, match="calls the model 2 times"):
+        LossOfSample(lambda model, x: (model(x) - model(x + 1)).sum(), model, x).inputs()

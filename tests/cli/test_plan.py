@@ -106,6 +106,9 @@ def test_hand_constraints_hold_and_json_holds_all(capsys: Captured) -> None:
     exposed = sum(parts[name] for name in ("tensor", "messages", "gather", "gradients"))
     assert first["exposed_s"] == pytest.approx(exposed)
     assert first["idle_share"] == pytest.approx((parts["bubble"] + parts["straggle"]) / first["step_s"])
+    rows: Any = [*found["ranked"], *found["too_large"]]  # type: ignore[misc]
+    assert len({row["describe"] for row in rows}) == len(rows)  # also where only what is computed again differs
+    assert [row["why_not"] for row in rows].count("chosen") == 1
 
 
 SELENE = ("--cluster", "selene-like")
@@ -447,6 +450,10 @@ def test_what_does_not_fit_is_judged_so(capsys: Captured, tmp_path: Path) -> Non
     words = ["plan", "gpt-175b", "-n", "8", "--cluster", "selene-like", "--plan", str(file)]
     assert run(*words) == 1
     assert "it does not fit" in capsys.readouterr().out
+    assert run(*words, "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["fits"]
+    assert (found["workers"], found["cluster"]) == (8, "selene-like")
 
 
 def test_curves_with_what_ifs_cost_and_a_plot(capsys: Captured, tmp_path: Path) -> None:
@@ -547,6 +554,11 @@ def test_two_traces_a_plan_and_a_trace_and_two_plans_compare(capsys: Captured, t
     assert parts["computation"]["measured_s"] == pytest.approx(0.09)
     assert parts["step"]["measured_s"] == pytest.approx(parts["step"]["predicted_s"], rel=0.01)
     assert abs(found["error"]) < 0.01  # type: ignore[arg-type]
+    sharded = tmp_path / "sharded.toml"
+    sharded.write_text("[predicted]\nstep_s = 1.55\ncompute_s = 0.09\ngather_s = 1.46\n")
+    found = run_json(capsys, "compare", str(plan), str(sharded))
+    assert found["predicted"]["gather_s"] == [0.0, 1.46]  # type: ignore[index]
+    assert found["predicted"]["gradients_s"] == [1.36, 0.0]  # type: ignore[index]
     assert run("compare", str(plan), str(plan)) == 0
     assert run("compare", str(tmp_path), str(one)) == 2
     assert "holds no trace.json or timeline.json" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
 from hocket import cluster
 from hocket.planner import (
@@ -18,7 +19,7 @@ from hocket.planner import (
     scaling_curves,
     search,
 )
-from hocket.workload import named_transformer, transformer
+from hocket.workload import capture, named_transformer, transformer
 
 
 def test_an_interval_holds_the_prediction_and_grows_with_what_is_not_known() -> None:
@@ -37,6 +38,21 @@ def test_an_interval_holds_the_prediction_and_grows_with_what_is_not_known() -> 
     assert width(256, basis="fitted", fitted_workers=256) < 0.9 * assumed
     assert width(256, basis="measured", fitted_workers=256) < 0.9 * assumed
     assert width(4096, basis="fitted", fitted_workers=256) > width(256, basis="fitted", fitted_workers=256)
+
+
+def test_what_is_counted_on_processors_is_less_sure_and_says_so() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU())
+    workload = capture(model, torch.ones(8, 64), device="meta")
+    said = {}
+    for name in ("laptop", "star:hosts=1,server=dgx-a100"):
+        where = Network.of(cluster.load(name))
+        one = predict(Plan(), workload, where, workers=1, batch=8)
+        rows = {row[0] for row in assumptions(one, where, precision="float32", workload=workload)}
+        said[name] = one.interval_s[1] / one.step_s, "caches" in rows
+    assert said["laptop"][0] > 2.0
+    assert said["laptop"][1]
+    assert said["star:hosts=1,server=dgx-a100"][0] < 1.5
+    assert not said["star:hosts=1,server=dgx-a100"][1]
 
 
 def test_a_cluster_says_what_is_reached_and_what_it_does_not_say_is_usual() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hocket import cluster
-from hocket.algorithms import REGISTRY, ClosedForm, get, ring
+from hocket.algorithms import REGISTRY, ClosedForm, get, planned, ring
 from hocket.algorithms._algorithm import algorithm
 from hocket.planner import Constants, Network, Plan, assumptions, predict, step_graph
 from hocket.planner.network import _network as network
@@ -137,6 +137,34 @@ def test_collectives_of_ranks_with_unlike_links_take_what_the_simulator_says(
     for ranks in np.arange(8).reshape(-1, size, stride).swapaxes(1, 2).reshape(-1, size):
         graph.collective(schedule, 1e8, ranks=ranks)
     assert cost.seconds == pytest.approx(simulate_step(graph, where).seconds, rel=0.01)
+
+
+@pytest.mark.parametrize("nbytes", [1e4, 1e8])
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather"])
+@pytest.mark.parametrize(
+    ("spec", "workers", "size", "stride"),
+    [
+        ("star:hosts=1,server=dgx1", 8, 8, 1),
+        ("star:hosts=1,server=dgx1", 6, 3, 2),  # the fastest avoids the slow links of the neighbours in the ring
+        ("star:hosts=1,server=dgx1", 5, 5, 1),
+        ("star:hosts=1,server=ac922,server.devices=6", 6, 6, 1),
+        ("star:hosts=2,server=host,server.ranks=3,bandwidth=10Gbit/s", 6, 3, 2),  # two members here and one there
+        ("star:hosts=2,server=host,server.ranks=4,bandwidth=10Gbit/s", 5, 5, 1),
+    ],
+)
+def test_ranks_whose_links_in_a_host_are_unlike_take_the_fastest_that_the_simulator_knows(
+    spec: str, workers: int, size: int, stride: int, kind: str, nbytes: float
+) -> None:
+    where = cluster.load(spec)
+    groups = np.arange(workers).reshape(-1, size, stride).swapaxes(1, 2).reshape(-1, size)
+    collective, took = Collective(kind, size), []
+    for one, given in planned(collective):
+        graph, schedule = StepGraph(workers), one(collective, **given)
+        for ranks in groups:
+            graph.collective(schedule, nbytes, ranks=ranks)
+        took.append(simulate_step(graph, where).seconds)
+    cost = Network.of(where).first(workers).collective(kind, nbytes, size, stride, PLAIN)
+    assert cost.seconds == pytest.approx(min(took), rel=0.1)
 
 
 def test_of_hosts_whose_links_differ_inside_the_slowest_counts() -> None:

@@ -20,7 +20,7 @@ from hocket.workload.division import unchanged
 
 from ._calibrate import calibrate
 from ._kept import VARIABLE, busy, keep, key_of, key_with_loss, taken
-from ._loss import loss_by_made_up_targets, with_loss
+from ._loss import LossOfSample, loss_by_made_up_targets, with_loss
 from ._references import Calibration, kind_of
 
 
@@ -31,6 +31,7 @@ def auto_plan(
     world: World,
     seconds: float | None = None,
     loss_fn: Callable[[Any, Any], Any] | None = None,
+    loss_of_sample: Callable[[Any, Any], Any] | None = None,
 ) -> Plan:
     """Return the plan that is predicted to be the fastest of those that fit; a collective operation.
 
@@ -45,6 +46,7 @@ def auto_plan(
         seconds: See `calibrate`.
         loss_fn: Of output and target, as the Trainer has it: what it keeps and takes is counted, if a target can be
             made up for it (`_loss`). None where it is not known.
+        loss_of_sample: Of the model and the sample, which then holds targets, too, instead of `loss_fn`.
 
     Raises:
         PlanError: there is no sample, it is smaller than the world, the model cannot be run on it, or nothing fits; on
@@ -55,6 +57,8 @@ def auto_plan(
     if sample is None:
         rule = '"auto" runs the model on a sample, to see how long it takes'
         raise PlanError("no plan was found:", [PlanFinding("sample", rule, "pass Trainer(..., sample=inputs)")])
+    if loss_of_sample is not None:
+        sample, loss_fn = _told_apart(loss_of_sample, model, sample, world)
     inputs: Any = tuple(sample) if isinstance(sample, tuple | list) else (sample,)
     inputs = dict(sample) if isinstance(sample, Mapping) else inputs
     batch = samples_in(inputs)
@@ -78,6 +82,23 @@ def auto_plan(
     plan = Plan.from_json(document)
     _say(world, f"the plan is {plan.resolve(world.size).describe()}, found in {time.perf_counter() - begin:.0f} s")
     return plan
+
+
+def _told_apart(
+    loss: Callable[[Any, Any], Any], model: torch.nn.Module, sample: Any, world: World
+) -> tuple[Any, LossOfSample | None]:
+    """Return what a loss of model and sample gives the model, and that loss; None, and said, where it cannot be run."""
+    found = LossOfSample(loss, model, sample)
+    inputs, why = sample, ""
+    try:
+        inputs = found.inputs()
+    except Exception as error:  # whatever a user's loss raises
+        why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    why = next(filter(None, world.from_all(why)), "")
+    if why:
+        _say(world, f"the loss of the model and the sample is not measured ({why}); its memory and time come on top")
+        return sample, None
+    return inputs, found
 
 
 def _check_sample(model: torch.nn.Module, inputs: Any, world: World) -> None:

@@ -25,6 +25,7 @@ from hocket.parallel.mesh import World
 from hocket.planner import Constants, MeasuredPlan, Network, Plan
 from hocket.workload import parse
 
+from ._loss import LossOfSample
 from ._references import Calibration, kind_of
 
 VARIABLE = "HOCKET_CALIBRATION"
@@ -68,6 +69,8 @@ def key_with_loss(key: str, loss_fn: Any) -> str:
 
 
 def _named(function: Any) -> Any:
+    if isinstance(function, LossOfSample):
+        return _named(function.loss)
     if isinstance(function, torch.nn.Module):
         return repr(function), _source(type(function)), _plain(function)
     if isinstance(function, functools.partial):

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from hocket.parallel.batches import called, mapped
+from hocket.parallel.batches import called, mapped, samples_in
 from hocket.parallel.pipeline import in_steps
 from hocket.workload import Share, Workload, capture
 from hocket.workload.division import unchanged
@@ -34,14 +34,55 @@ _OUTSIDE = {"save", "seed", "manual_seed", "set_rng_state"}  # of torch's functi
 _SPEAKING = {"print", "open", "input", "setattr", "delattr", "exec", "eval", "globals", "vars", "next"}
 
 
+@dataclasses.dataclass(frozen=True)
+class LossOfSample:
+    """A loss of a model and a sample, as one of the model's output and of a batch of its inputs."""
+
+    loss: Callable[[Any, Any], Any]
+    model: torch.nn.Module
+    sample: Any
+
+    def inputs(self) -> Any:
+        """Return what it gives the model: positional inputs, or a dict of keywords.
+
+        Raises:
+            ValueError: it does not call the model once.
+        """
+        calls: list[Any] = []
+        hook = self.model.register_forward_pre_hook(
+            lambda _, args, named: calls.append((args, named)), with_kwargs=True
+        )
+        try:
+            with unchanged(self.model), torch.no_grad():
+                self.model.train()
+                self.loss(self.model, self.sample)
+        finally:
+            hook.remove()
+        if len(calls) != 1:
+            raise ValueError(f"it calls the model {len(calls)} times")
+        args, named = calls[0]
+        if args and named:
+            return dict(inspect.signature(self.model.forward).bind(*args, **named).arguments)
+        return named or args
+
+    def __call__(self, output: Any, inputs: Any) -> torch.Tensor:
+        few = mapped(self.sample, lambda one: one[: samples_in(inputs)] if one.dim() else one)
+        kind, kept = type(self.model), [output]  # a class is garbage for a while, and would keep the output as long
+        given: Any = object.__new__(type(kind.__name__, (kind,), {"__call__": lambda *_, **__: kept.pop()}))
+        given.__dict__ = self.model.__dict__  # all else is the model's own
+        return _scalar(self.loss(given, few))
+
+
 def loss_by_made_up_targets(loss_fn: Any, model: torch.nn.Module, inputs: Any) -> tuple[LossOfOutput | None, str]:
     """Return what gives the loss of an output and a batch of inputs, or None and why it cannot be run.
 
     Args:
-        loss_fn: Of output and target, as a Trainer has it.
+        loss_fn: Of output and target, as a Trainer has it, or a `LossOfSample`.
         model: The user's; it stays as it is.
         inputs: Positional inputs of a batch, or a dict of keywords: then all of a batch is the target.
     """
+    if isinstance(loss_fn, LossOfSample):
+        return loss_fn, ""
     if not changes_nothing(loss_fn):
         return None, "it may change what is outside of it"
     few = mapped(inputs, lambda one: one[:2] if one.dim() else one)

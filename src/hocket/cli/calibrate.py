@@ -76,12 +76,12 @@ def _rank(target: str, optimizer: str, seconds: float | None, out: str | None) -
     world = join()
     try:
         torch.manual_seed(0)
-        model, sample, _ = built(target)
+        model, sample, loss = built(target)
     except TargetError as error:
         _refuse(world, error)
     try:
         made = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3)
-        plan = auto_plan(model, made, sample, world, seconds)
+        plan = auto_plan(model, made, sample, world, seconds, loss_of_sample=loss)
         if world.rank == 0 and out:
             Path(out).write_text(with_end(plan.to_toml()), encoding="utf-8")
     except (PlanError, OSError) as error:

@@ -94,13 +94,16 @@ def _plans(one: "Plan", other: "Plan", as_json: bool) -> None:
         for name in values[0]
         if name not in ("predicted", "reasons") and values[0][name] != values[1][name]
     }
-    names = [name for name in one.predicted if name in other.predicted]
+    predicted = {}
+    if one.predicted and other.predicted:  # where a part of a step is left out, it takes no time
+        names = [name for name in {**one.predicted, **other.predicted} if name.endswith("_s")]
+        names += [name for name in one.predicted if name in other.predicted and name not in names]
+        predicted = {name: [plan.predicted.get(name, 0.0) for plan in (one, other)] for name in names}
     if as_json:
-        both = {name: [one.predicted[name], other.predicted[name]] for name in names}
-        print_json({"differing": differing, "predicted": both})
+        print_json({"differing": differing, "predicted": predicted})
         return
     typer.echo(f"{one.describe()}\n{other.describe()}\n")
     for name, (left, right) in differing.items():
         typer.echo(f"{name:28} {left!s:>20} {right!s:>20}")
-    for name in names:
-        typer.echo(f"{name:28} {one.predicted[name]:>20.6g} {other.predicted[name]:>20.6g}")
+    for name, (before, after) in predicted.items():
+        typer.echo(f"{name:28} {before:>20.6g} {after:>20.6g}")

@@ -125,12 +125,13 @@ def _judge(one: Prediction, workload: Workload, taken: list[dict[str, str]], as_
     from hocket.units import format_bytes
 
     if as_json:
-        print_json(_row(one, workload) | {"assumptions": taken})
-        return
-    typer.echo(f"{one.plan.describe()} on {one.workers} workers of {one.cluster}, batch {one.batch}")
-    _parts(one, workload, taken)
+        print_json(_facts(one) | _row(one, workload) | {"assumptions": taken})
+    else:
+        typer.echo(f"{one.plan.describe()} on {one.workers} workers of {one.cluster}, batch {one.batch}")
+        _parts(one, workload, taken)
+        if not one.fits:
+            typer.echo(f"it does not fit: a worker has {format_bytes(one.memory_limit, 3)}")
     if not one.fits:
-        typer.echo(f"it does not fit: a worker has {format_bytes(one.memory_limit, 3)}")
         raise SystemExit(1)
 
 
@@ -160,6 +161,11 @@ def _divided(one: Prediction, workload: Workload) -> DividedShare | None:
     return workload.divided(degree, sequence=one.plan.sequence_parallel) if degree > 1 else None
 
 
+def _facts(one: Prediction) -> dict[str, Any]:
+    names = ("workload", "cluster", "workers", "batch", "memory_limit")
+    return {name: getattr(one, name) for name in names}
+
+
 def _row(one: Prediction, workload: Workload) -> dict[str, Any]:
     from hocket.planner import LEVEL
 
@@ -183,19 +189,20 @@ def _row(one: Prediction, workload: Workload) -> dict[str, Any]:
 
 
 def _as_json(found: Search, workload: Workload, taken: list[dict[str, str]], chosen: dict[str, Any]) -> dict[str, Any]:
-    from hocket.planner import explain
+    from hocket.planner import explain, plan_rows
+
+    rows = dict(zip(map(id, [found.best, *found.others, *found.too_large]), plan_rows(found), strict=True))
+
+    def row(one: Prediction) -> dict[str, Any]:
+        return _row(one, workload) | {"describe": rows[id(one)]["plan"], "why_not": rows[id(one)]["why not"]}
 
     return {
-        "workload": found.best.workload,
-        "cluster": found.best.cluster,
-        "workers": found.best.workers,
-        "batch": found.best.batch,
-        "memory_limit": found.memory_limit,
+        **_facts(found.best),
         "considered": found.considered,
         "timed": found.timed,
         "chosen": chosen,
         "explanation": explain(found),
         "assumptions": taken,
-        "ranked": [_row(one, workload) for one in found.ranked],
-        "too_large": [_row(one, workload) for one in found.too_large],
+        "ranked": [row(one) for one in found.ranked],
+        "too_large": [row(one) for one in found.too_large],
     }

@@ -8,6 +8,7 @@ these are those of the links that a group really uses.
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,8 @@ reached up to fewer: what meets on their links is in that.
 _MOST_TRANSFERS = 4096
 """Of all groups of a shape together: so many are simulated, in some tenths of a second."""
 _LARGE_NBYTES = 1e15  # of a vector, beside which latency is nothing
+
+_STEEPEST = 16.0  # the largest p, at which the longer of two hides the shorter
 
 LinkSeconds = tuple[int, float]
 """The number of a link, and seconds on it."""
@@ -76,6 +79,18 @@ class Contention:
         self.hops = functools.lru_cache(maxsize=1024)(self._hops)
         self.messages = functools.lru_cache(maxsize=1024)(self._messages)
 
+    @functools.cached_property
+    def faster_inside(self) -> float:
+        """How many times faster two ranks of the first host are joined than two others, in rate or latency."""
+        ranks = self._nodes[: self._local]
+        source, target = (each.ravel() for each in np.meshgrid(ranks, ranks))
+        routes = self._cluster.routes(source[source != target], target[source != target])
+        if not len(routes.links):
+            return 1.0
+        rates = np.minimum.reduceat(self._cluster.capacity_Bps[routes.links], routes.offsets[:-1])
+        late = np.add.reduceat(self._cluster.latency_s[routes.links], routes.offsets[:-1])
+        return float(max(rates.max() / rates.min(), late.max() / late.min() if late.min() else 1.0))
+
     def rates(
         self,
         algorithm: Algorithm,
@@ -100,9 +115,11 @@ class Contention:
         return late * form.steps / number, bytewise * float(form.wire) / wire
 
     def uneven(self, size: int, stride: int) -> bool:
-        """Return whether groups of this shape lie on hosts in different ways, or ranks have unlike links."""
+        """Return whether groups of this shape lie on hosts in different ways, or their ranks have unlike links."""
         block, local = size * stride, self._local
-        return self._unlike or (len(self._nodes) > local and bool(local % block and block % local))
+        if len(self._nodes) <= local or not local % block:  # inside hosts
+            return self._unlike or (self.faster_inside > 1 and not self._cluster.reached)
+        return self._unlike or bool(block % local or (stride < local and local % stride))
 
     def _astray(
         self,
@@ -111,20 +128,32 @@ class Contention:
         collective: Collective,
         stride: int,
         form: ClosedForm,
-    ) -> tuple[float, float]:
-        """Return how many times as long as `rates` says latency and bytes take where nobody waits for a step's end."""
+    ) -> tuple[float, float, float]:
+        """Return how many times as long as `rates` says latency and bytes take where nobody waits for a step's end.
+
+        Ranks whose links have little latency catch up while others' bytes take long, so that both together take less
+        than their sum. The third number is p of (latency^p + bytes^p)^(1/p), by what they take where they are equal.
+        """
         schedule, size, world = algorithm(collective, **dict(given)), collective.world, len(self._nodes)
+        if not self._unlike and not self._local % (size * stride):
+            world = self._local  # one host tells it of all
         if schedule.transfer_count * (world // size) > _MOST_TRANSFERS:
-            return 1.0, 1.0
+            return 1.0, 1.0, 1.0
         groups = np.arange(world).reshape(-1, size, stride).swapaxes(1, 2).reshape(-1, size)
         late, each = self.rates(algorithm, given, collective, stride, (1.0, 1.0), form)
-        played = []
-        for nbytes in (0.0, _LARGE_NBYTES):
+
+        def played(nbytes: float) -> float:
             graph = StepGraph(world)
             for ranks in groups:
                 graph.collective(schedule, nbytes, ranks=ranks)
-            played.append(simulate_step(graph, self._cluster).seconds)
-        return played[0] / late if late else 1.0, played[1] / (_LARGE_NBYTES * each) if each else 1.0
+            return simulate_step(graph, self._cluster).seconds
+
+        latency_s, large_s = played(0.0), played(_LARGE_NBYTES)
+        factors = latency_s / late if late else 1.0, large_s / (_LARGE_NBYTES * each) if each else 1.0
+        if not latency_s or not large_s:
+            return *factors, 1.0
+        doubled = math.log2(max(1.0, played(_LARGE_NBYTES * latency_s / large_s) / latency_s))
+        return *factors, 1 / min(1.0, max(doubled, 1 / _STEEPEST))
 
     def _steps_of(
         self, algorithm: Algorithm, given: tuple[tuple[str, Any], ...], collective: Collective, stride: int

@@ -62,7 +62,7 @@ class _CostLine(NamedTuple):
     # latency and seconds for each byte on the links that are really used, by who talks beside (`Contention.rates`)
     routed: Callable[[tuple[int, tuple[float, ...]] | None], tuple[float, float]]
     # by how many times that is wrong because steps do not wait for each other (`Contention.astray`)
-    astray: Callable[[], tuple[float, float]]
+    astray: Callable[[], tuple[float, float, float]]
 
     def slowest(self, nbytes: float) -> str:
         """Where most of the time goes, in the words of `Cost.link`."""
@@ -331,12 +331,13 @@ class Network:
         contention = self.routes(size, stride)
         best, least = lines[0], (0.0, float("inf"))
         uneven = contention is not None and contention.uneven(size, stride)
+        faster = contention.faster_inside if contention else 1.0  # than neighbours', by which all lines are reckoned
         step_by_step = []
         for bound, place in sorted([(one.late_s + one.each * nbytes, one.place) for one in lines]):
             line = lines[place]
             if only not in (None, (line.algorithm.name, line.given)):
                 continue
-            if bound >= least[0] + least[1] * nbytes and not uneven:
+            if bound >= (least[0] + least[1] * nbytes) * faster and not uneven:
                 break
             late, each = line.late_s, line.each
             if contention:
@@ -377,8 +378,11 @@ class Network:
         for _, place, late, each in found:
             if start_s + 0.75 * each * nbytes >= least[0] + least[1] * nbytes:
                 continue
-            later, slower = lines[place].astray()
-            late, each = start_s + (late - start_s) * later, each * slower
+            later, slower, steep = lines[place].astray()
+            late, moved = (late - start_s) * later, each * slower * nbytes
+            longer = max(late, moved)
+            both = longer * (1 + (min(late, moved) / longer) ** steep) ** (1 / steep) if longer else 0.0
+            late, each = start_s + late, (both - late) / nbytes
             if late + each * nbytes < least[0] + least[1] * nbytes:
                 best, least = lines[place], (late, each)
         return best, least
@@ -411,7 +415,7 @@ class Network:
             found.append(_CostLine(place, one, given, hosts, *late, *each, sum(late), sum(each), routed, astray))
         return tuple(found)
 
-    def _factors(self, *asked: Any) -> tuple[float, float]:
+    def _factors(self, *asked: Any) -> tuple[float, float, float]:
         assert self._contention is not None
         return self._contention.astray(*asked)
 

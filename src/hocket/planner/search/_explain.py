@@ -270,6 +270,9 @@ def _assumptions(
             if network.memory_Bps
             else ("memory", "no rate is known, so it takes no time", "unknown")
         )
+        if one.counted and one.on_processors:
+            small = "steps of small models take from a third of what is said to one and a half times"
+            rows.append(("caches", f"none: what they hold passes at the memory's rate; {small}", "unknown"))
         kinds = {each.kind for layer in workload.layers for each in layer.operations} if workload else set()
         for kind, constant in _KINDS.items():
             if kind in kinds and network.memory_Bps:

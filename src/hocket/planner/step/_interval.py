@@ -26,6 +26,9 @@ _KNOWN = {"assumed": 1.0, "fitted": 0.4, "measured": 0.3}  # what is left of tha
 # Of layers that are counted from operators: of 44 steps of eleven models that no formula had seen, on an H100, 30 lay
 # inside of what 0.2 says, and 37 do of this (docs/predictions.md).
 _COUNTED = 1.35
+# The same on processors, where what a cache holds passes several times as fast as what is in memory, and a library may
+# run a layer as one kernel: seven small models took from 0.3 to 1.5 times what is counted.
+_COUNTED_ON_PROCESSORS = 3.0
 _UNMODELLED = {"assumed": 0.05, "fitted": 0.03, "measured": 0.04}  # of a step, where no runs tell it
 NOISE = 0.07
 """Standard deviation of a measured step, as a part of it."""
@@ -49,6 +52,7 @@ def spread(
     recurrent_s: float = 0.0,
     alike: float = 0.0,
     counted: bool = False,
+    on_processors: bool = False,
 ) -> float:
     """Return the factor between a prediction and either end of its interval.
 
@@ -62,14 +66,16 @@ def spread(
         recurrent_s: Seconds that the steps of recurrent layers are counted to take.
         counted: Whether layers' times are counted from a captured model's operators, of which a fit on others says
             nothing.
+        on_processors: Whether devices are processors.
         alike: How like the plan is, from 0 to 1, to the run that is most like it.
     """
     known, step_s = _KNOWN[constants.basis], sum(parts.values())
+    guessed = _COUNTED_ON_PROCESSORS if on_processors else _COUNTED
     errors = []
     for each, names in _TOGETHER:
         less = known
         if "compute" in names:
-            less = _KNOWN["measured"] if measured else _COUNTED if counted and constants.basis != "measured" else known
+            less = _KNOWN["measured"] if measured else guessed if counted and constants.basis != "measured" else known
         if constants.swept and names == _LINKS:  # a sweep says as much of so many ranks, and less with every doubling
             less = min(less, _KNOWN["fitted"] * (1 + max(0.0, math.log2(workers / constants.swept))))
         errors.append(each * less * sum(parts.get(name, 0.0) for name in names))

@@ -119,6 +119,7 @@ class Prediction:
         measured: Whether the layers' times were measured.
         spared_s: Seconds that fusion and float8 are assumed to take away from the computation of a step.
         recurrent_s: Seconds of a step that the steps of recurrent layers are counted to take.
+        on_processors: Whether devices are processors, of whose caches nothing is known.
     """
 
     plan: Plan
@@ -139,6 +140,7 @@ class Prediction:
     number_formats: tuple[tuple[str, float], ...] = ()
     counted: bool = False
     recurrent_s: float = 0.0
+    on_processors: bool = False
 
     @functools.cached_property
     def step_s(self) -> float:
@@ -185,7 +187,7 @@ class Prediction:
         times = spread(
             dict(self.parts.rows()), self.constants, workers=self.workers, hidden_s=hidden_s, measured=self.measured,
             spared_s=self.spared_s, recurrent_s=self.recurrent_s, counted=self.counted,
-            alike=alike(self.plan, self.constants, self.workers),
+            on_processors=self.on_processors, alike=alike(self.plan, self.constants, self.workers),
         )  # fmt: skip
         return self.step_s / times, self.step_s * times
 
@@ -299,7 +301,7 @@ def predict_within(
     return Prediction(
         plan, workload.name, network.name, workers, batch, parts, memory, limit, tuple(cuts), cost, flops,
         peak, constants, workload.measured, spared * as_long, tuple(sorted(formats.items(), key=lambda row: -row[1])),
-        workload.update_passes > 0 and not workload.measured, recurrent * as_long,
+        workload.update_passes > 0 and not workload.measured, recurrent * as_long, network.sharers > 0,
     )  # fmt: skip
 
 
