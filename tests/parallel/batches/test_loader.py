@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 import hocket
 from hocket.parallel import DistributedLoader, ShardedLoader
@@ -480,3 +480,35 @@ def test_steps_in_time_are_of_all_samples() -> None:
     note = _batch.Note(BatchShard.of(8, 2, 0), (weakref.ref(x.untyped_storage()),), (x.nbytes,))
     assert note.part(x[:, 2:4]) == 1.0
     assert note.part(x[:1]) == 0.25
+
+
+RNG = np.random.default_rng(0)
+
+
+class OwnNoise(Dataset[Any]):
+    """Noise from generators of its own, of a transform's and of its module's."""
+
+    def __init__(self) -> None:
+        inner = torch.Generator().manual_seed(7)
+        self.random = random.Random(5)
+        self.transforms = [lambda x: x + torch.rand((), generator=inner).item()]
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> list[float]:
+        return [index, self.random.random(), self.transforms[0](0.0), float(RNG.random())]
+
+
+def _own_noise() -> list[Any]:
+    torch.manual_seed(1)
+    loader = DistributedLoader(DataLoader(OwnNoise(), batch_size=6, shuffle=True))
+    return [part[0].tolist() + torch.stack(part[1:]).T.flatten().tolist() for _ in range(2) for part in loader]
+
+
+def test_generators_that_a_data_set_has_of_its_own_are_seeded_by_the_samples_place() -> None:
+    (whole,) = run_ranks(_own_noise, 1)
+    halves = zip(*run_ranks(_own_noise, 2), strict=True)
+    assert [one[:3] + other[:3] + one[3:] + other[3:] for one, other in halves] == whole
+    noise = [value for batch in whole for value in batch[6:]]
+    assert len(set(noise)) == len(noise) == 72

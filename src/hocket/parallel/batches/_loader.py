@@ -176,9 +176,9 @@ class SharedLoader:
                 keep_step=self._keep_step,
                 agree=self._agree,
             )
-            dataset = SeededDataset(loader.dataset, self._seed if self._seed_samples else None)
             self._worker_generator = torch.Generator()
-            self._inner = inner_loader(loader, dataset, self._sampler, self._worker_generator)
+            seed = self._seed if self._seed_samples else None
+            self._inner = inner_loader(loader, seed, self._sampler, self._worker_generator)
         return self._agree
 
     def _agree(self, first: Any) -> None:
