@@ -54,6 +54,11 @@ class RandomStream:
         self._outside: tuple[torch.Tensor, Any, Any] | None = None
         self.restart(states)
 
+    @property
+    def states(self) -> RngStates:
+        """Where it continues; not to be asked inside of a block."""
+        return RngStates(self._torch.clone(), self._python, self._numpy.state)
+
     def restart(self, states: RngStates) -> None:
         """Continue from `states`."""
         self._torch = states.torch_state.clone()

@@ -113,7 +113,7 @@ class RankSampler:
     """This rank's part of each batch of the user's batch sampler, as keys.
 
     The sampler itself runs equally on every rank, drawing from `stream`. What this rank takes of its batches is noted
-    in `shares`, for whoever receives the loaded batches in the same order.
+    in `shares`, with all indices of the batch, for whoever receives the loaded batches in the same order.
 
     Args:
         batches: The user's batch sampler.
@@ -136,8 +136,9 @@ class RankSampler:
         agree: Callable[[Any], None],
     ) -> None:
         self.epoch = 0
-        self.shares: deque[BatchShard] = deque()
+        self.shares: deque[tuple[BatchShard, list[Any]]] = deque()
         self.skip = 0  # batches to leave out at the beginning
+        self.skipped: list[Any] = []  # the last of them
         self._batches = batches
         self._stream = stream
         self._world = world
@@ -148,20 +149,21 @@ class RankSampler:
     def __iter__(self) -> Iterator[list[Key]]:
         return self._run(self.epoch, self.shares, self.skip)
 
-    def _run(self, epoch: int, shares: deque[BatchShard], skip: int) -> Iterator[list[Key]]:
+    def _run(self, epoch: int, shares: deque[tuple[BatchShard, list[Any]]], skip: int) -> Iterator[list[Key]]:
         agree, self._agree = self._agree, None
         place = 0
         for number, batch in enumerate(each(self._batches, self._stream, agree)):
             indices = list(batch)
             if number < skip:
                 place += len(indices)
+                self.skipped = indices
                 continue
             share = BatchShard.of(len(indices), self._world, self._rank)
             begin, end = share.begin, share.end
             if begin == end and self._keep_step and indices:
                 begin, end = 0, 1
             if begin < end:
-                shares.append(share)
+                shares.append((share, indices))
                 yield [(epoch, indices[i], place + i) for i in range(begin, end)]
             place += len(indices)
 

@@ -58,7 +58,7 @@ class Preemption:
             self.check()
             for part in shared:
                 yield part
-                if shared.position()["batch"]:
+                if shared.inside:
                     self.check()
         finally:
             self.inside = False
