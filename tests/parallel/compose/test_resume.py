@@ -154,3 +154,39 @@ def test_the_trainers_checkpoint_is_named_as_such(tmp_path: Path) -> None:
     model, _, loader = hocket.distribute(nn.Linear(4, 1), None, DataLoader(TensorDataset(torch.zeros(8, 4))))
     with pytest.raises(CheckpointError, match=r"written by Trainer\.save, and is for Trainer\.load"):
         hocket.resume(tmp_path / "checkpoint", loader, model=model)
+
+
+def _unshared(path: str, kind: str) -> str:
+    """Resume where rank 1, as a host with a disk of its own would, has another folder at the same path."""
+    model: Any = nn.Linear(4, 1)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    if dist.get_rank():
+        is_dir = Path.is_dir
+        Path.is_dir = lambda self, **given: ".new-" not in self.name and is_dir(self, **given)  # type: ignore[method-assign]
+    try:
+        if kind == "trainer":
+            hocket.Trainer(model, nn.functional.mse_loss, optimizer).resume(path)
+        else:
+            loader: Any = DataLoader(TensorDataset(torch.zeros(8, 4)), batch_size=8)
+            model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+            hocket.resume(path, loader, model=model)
+    except CheckpointError as error:
+        return str(error)
+    return "none"
+
+
+@pytest.mark.parametrize("kind", ["trainer", "loop"])
+def test_a_folder_that_hosts_do_not_share_is_refused_before_anything_can_be_lost(kind: str, tmp_path: Path) -> None:
+    for said in run_ranks(_unshared, 2, str(tmp_path / "checkpoint"), kind):
+        assert "no checkpoint could be written to" in said
+        assert "all hosts must share one" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_in_the_way_is_said_before_anything_can_be_lost(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    model = nn.Linear(4, 1)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(CheckpointError, match="no checkpoint could be written"):
+        trainer.resume(tmp_path / "notes" / "checkpoint")
+    assert (tmp_path / "notes").read_text() == "mine"

@@ -11,7 +11,7 @@ import torch
 from ..batches import DistributedLoader
 from ..data import DataParallel
 from ..state import CheckpointError
-from ..state.checkpoint import exists
+from ..state.checkpoint import check_place, exists
 from ..state.objects import read_objects, write_objects
 from ._preemption import Preemption
 
@@ -46,7 +46,8 @@ def resume(
     Raises:
         TypeError: an object has no `state_dict`, or the loader is not one of `hocket.distribute`.
         ValueError: this is not the main thread.
-        CheckpointError: the checkpoint is damaged, of other objects, or of the Trainer; or ranks do not share it.
+        CheckpointError: the checkpoint is damaged, of other objects, or of the Trainer; ranks do not share it; or none
+            could be written there.
 
     Example::
 
@@ -68,6 +69,7 @@ def resume(
     if any(there):
         found = _load(read_objects(path, world, weights_only=weights_only), path, objects, modules)
         loader.resume(found["loader"])
+    check_place(path, world)
 
     def save() -> None:
         states = {name: one.state_dict() for name, one in objects.items()}

@@ -415,7 +415,7 @@ class Trainer:
 
         Raises:
             ValueError: the plan relaxes synchronisation, so that ranks make different steps; or this is no main thread.
-            CheckpointError: as `load`.
+            CheckpointError: as `load`; or no checkpoint could be written there, or not all hosts share the folder.
         """
         if self._relaxation is not None:
             raise ValueError(
@@ -424,6 +424,7 @@ class Trainer:
             )
         there = any(self._mesh.whole.from_all(checkpoint.exists(Path(path))))
         found = self.load(path, weights_only=weights_only) if there else None
+        checkpoint.check_place(Path(path), self._mesh.whole)
         given = extra or (lambda: None)
         self._preemption = Preemption(self._mesh.whole, Path(path), lambda: self.save(path, given()))
         return found

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ..mesh import World
-from ._manifest import CheckpointError, Manifest, alike, is_whole, safe_load
-from ._replace import fresh, fresh_token, replace, standing, sync
-from .checkpoint import make_space, random_state, set_random_state
+from ._manifest import CheckpointError, Manifest, alike, safe_load
+from ._replace import fresh, fresh_token, replace, sync
+from .checkpoint import check_place, make_space, random_state, set_random_state
 
 _FILE = "objects.pt"
 
@@ -26,6 +26,7 @@ def write_objects(path: Path, state: dict[str, Any], world: World) -> None:
     Raises:
         CheckpointError: It cannot be written; what was at `path` before is still there.
     """
+    check_place(path, world)
     states = world.from_all(random_state())
     with alike(world):
         if world.rank == 0:
@@ -53,17 +54,18 @@ def read_objects(path: Path, world: World, *, weights_only: bool = True) -> dict
     Raises:
         CheckpointError: It is damaged, is none of `write_objects`, differs among ranks, or would have to run code.
     """
+    from ._reader import CheckpointReader  # lazy: it takes a second
+
     said, found = f"the checkpoint at {str(path)!r}", dict[str, Any]()
     with alike(world):
-        folder = standing(path.resolve(), is_whole)
-        manifest = Manifest.read(folder)
-        if _FILE not in manifest.files:
+        reader = CheckpointReader(path)
+        if _FILE not in reader.manifest.files:
             raise CheckpointError(f"{said} was written by Trainer.save, and is for Trainer.load")
-        manifest.verify(folder)
-    if len(set(world.from_all(manifest.checksum))) > 1:
+        reader.verify()
+    if len(set(world.from_all(reader.manifest.checksum))) > 1:
         raise CheckpointError(f"ranks find different checkpoints at {str(path)!r}: all hosts must share one folder")
     with alike(world):
-        found.update(_loaded(folder / _FILE, said, weights_only=weights_only))
+        found.update(_loaded(reader.folder / _FILE, said, weights_only=weights_only))
     states = found.pop("random")
     set_random_state(states[world.rank % len(states)])
     return found
