@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,7 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import hocket
 from hocket.parallel import CheckpointError
 from hocket.parallel.compose import _preemption
-from hocket.parallel.state.objects import write_objects
+from hocket.parallel.mesh.world import current
+from hocket.parallel.state.objects import read_objects, write_objects
 from hocket.testing import RankError, run_ranks
 
 EPOCHS = 3
@@ -154,6 +156,27 @@ def test_the_trainers_checkpoint_is_named_as_such(tmp_path: Path) -> None:
     model, _, loader = hocket.distribute(nn.Linear(4, 1), None, DataLoader(TensorDataset(torch.zeros(8, 4))))
     with pytest.raises(CheckpointError, match=r"written by Trainer\.save, and is for Trainer\.load"):
         hocket.resume(tmp_path / "checkpoint", loader, model=model)
+
+
+def test_a_checkpoint_of_a_loop_is_named_as_such(tmp_path: Path) -> None:
+    write_objects(tmp_path / "checkpoint", {"n": 1}, current(None))
+    model = nn.Linear(4, 1)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(CheckpointError, match=r"was written by hocket\.resume"):
+        trainer.load(tmp_path / "checkpoint")
+
+
+def test_a_disk_that_is_full_is_said_to_be_and_the_old_checkpoint_stays(tmp_path: Path) -> None:
+    write_objects(tmp_path / "checkpoint", {"n": 1}, current(None))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match="File too large"):
+            write_objects(tmp_path / "checkpoint", {"n": torch.ones(100_000)}, current(None))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert read_objects(tmp_path / "checkpoint", current(None))["n"] == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["checkpoint"]
 
 
 def _unshared(path: str, kind: str) -> str:

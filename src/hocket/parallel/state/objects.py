@@ -1,14 +1,13 @@
 """Checkpoints of programs with a loop of their own: the states of their objects in one file, whole and verified."""
 
 import shutil
-import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..mesh import World
-from ._manifest import CheckpointError, Manifest, alike, safe_load
+from ._manifest import CheckpointError, CountedStream, Manifest, alike, safe_load
 from ._replace import fresh, fresh_token, replace, sync
 from .checkpoint import check_place, make_space, random_state, set_random_state
 
@@ -33,14 +32,18 @@ def write_objects(path: Path, state: dict[str, Any], world: World) -> None:
             path = path.resolve()
             new = fresh(path, fresh_token())
             make_space(path, new)
+            stream = None
             try:
-                torch.save({**state, "random": states}, new / _FILE)
+                with (new / _FILE).open("wb") as file:
+                    stream = CountedStream(file)
+                    torch.save({**state, "random": states}, stream)
                 sync(new / _FILE)
-                Manifest({_FILE: _summed(new / _FILE)}).write(new)
+                Manifest({_FILE: (stream.nbytes, stream.crc)}).write(new)
                 replace(new, path)
             except Exception as error:
                 shutil.rmtree(new, ignore_errors=True)
-                raise CheckpointError(f"the checkpoint {str(path)!r} cannot be written: {error}") from None
+                why = error if stream is None or stream.error is None else stream.error  # torch.save tells of positions
+                raise CheckpointError(f"the checkpoint {str(path)!r} cannot be written: {why}") from None
 
 
 def read_objects(path: Path, world: World, *, weights_only: bool = True) -> dict[str, Any]:
@@ -78,12 +81,3 @@ def _loaded(file: Path, said: str, *, weights_only: bool) -> Any:
         if weights_only:
             raise CheckpointError(f"{error}; if you trust who wrote it, say weights_only=False to resume") from None
     return torch.load(file, weights_only=False)
-
-
-def _summed(path: Path) -> tuple[int, int]:
-    """Return a file's length and CRC-32."""
-    crc = 0
-    with path.open("rb") as file:
-        while piece := file.read(1 << 22):
-            crc = zlib.crc32(piece, crc)
-    return path.stat().st_size, crc
