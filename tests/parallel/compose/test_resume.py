@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -156,6 +157,63 @@ def test_the_trainers_checkpoint_is_named_as_such(tmp_path: Path) -> None:
     model, _, loader = hocket.distribute(nn.Linear(4, 1), None, DataLoader(TensorDataset(torch.zeros(8, 4))))
     with pytest.raises(CheckpointError, match=r"written by Trainer\.save, and is for Trainer\.load"):
         hocket.resume(tmp_path / "checkpoint", loader, model=model)
+
+
+class OwnNoise(nn.Module):
+    """Draws from generators of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.random = torch.Generator().manual_seed(3), np.random.default_rng(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn(x.shape, generator=self.generator) + float(self.random.random())
+
+
+def _noisy(path: Path, kind: str, steps: int, *, resumed: bool) -> list[float]:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(4, 3), nn.Sequential(OwnNoise()), nn.Linear(3, 1))
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader: Any = DataLoader(TensorDataset(torch.randn(40, 4), torch.randn(40, 1)), batch_size=4)
+    losses = []
+    if kind == "trainer":
+        trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer)
+        if resumed:
+            trainer.load(path)
+        for batch, _ in zip(trainer.batches(loader), range(steps), strict=False):
+            losses.append(float(trainer.step(batch)))
+            if len(losses) == steps:
+                trainer.save(path)
+                break
+        return losses
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    hocket.resume(path, loader, model=model, optimizer=optimizer)
+    with contextlib.suppress(SystemExit):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if len(losses) == steps:
+                os.kill(os.getpid(), signal.SIGUSR1)
+    return losses
+
+
+@pytest.mark.parametrize("kind", ["trainer", "loop"])
+def test_generators_that_a_model_has_of_its_own_go_on_where_they_stopped(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_preemption, "_EVERY_S", 0.0)
+    handlers = {number: signal.getsignal(number) for number in _preemption.SIGNALS}
+    try:
+        whole = _noisy(tmp_path / "other", kind, 20, resumed=False)
+        begun = _noisy(tmp_path / "checkpoint", kind, 4, resumed=False)
+        assert begun + _noisy(tmp_path / "checkpoint", kind, 20, resumed=True) == whole
+        assert len(whole) == 10
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def test_a_checkpoint_of_a_loop_is_named_as_such(tmp_path: Path) -> None:

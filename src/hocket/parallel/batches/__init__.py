@@ -3,6 +3,7 @@
 from ._batch_shard import BatchShard, fingerprint
 from ._counts import AgreedCount, TensorCount, possible_counts
 from ._cut import BatchPart, BatchSplitter, Cutter, Keywords
+from ._generators import own_generators, put_back_generators, state_of
 from ._loader import DistributedLoader, ShardedLoader, SharedLoader
 from ._loss_form import GUARDED, LossForm, LossTally, MeasuredLoss, Reduction, batch_of, number
 from ._loss_graph import (
@@ -63,10 +64,13 @@ __all__ = [
     "mapped",
     "mix",
     "number",
+    "own_generators",
     "possible_counts",
+    "put_back_generators",
     "restored",
     "samples_in",
     "sizes_of",
+    "state_of",
     "tensors_in",
     "terms",
     "total",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,9 +17,16 @@ _DEPTH = 5
 _MOST_ENTRIES = 100  # of a container: transforms are few, and samples need not be looked through
 
 
+_GLOBAL: Any = (torch.default_generator, cast(Any, random.random).__self__, cast(Any, np.random.random).__self__)
+
+
 def is_generator(value: Any) -> bool:
-    """Return whether a value is a random generator whose state can be had."""
-    return isinstance(value, _KINDS) and not isinstance(value, random.SystemRandom)
+    """Return whether a value is a random generator whose state can be had, and none of the global ones."""
+    return (
+        isinstance(value, _KINDS)
+        and not isinstance(value, random.SystemRandom)
+        and all(value is not g for g in _GLOBAL)
+    )
 
 
 def state_of(generator: Any) -> Any:
@@ -69,6 +76,13 @@ def own_generators(*roots: Any) -> list[Any]:
                 inner += _inside(value)
         level = inner
     return list(found.values())
+
+
+def put_back_generators(states: Sequence[Any], *roots: Any) -> None:
+    """Make the generators that objects hold go on from states that were taken of as many."""
+    if len(found := own_generators(*roots)) == len(states):
+        for generator, state in zip(found, states, strict=True):
+            set_state(generator, state)
 
 
 def _inside(value: Any) -> Iterable[Any]:

@@ -19,7 +19,7 @@ from . import _batch_shard
 from . import batch as _batch
 from ._batch_shard import BatchShard
 from ._cut import Cutter
-from ._generators import own_generators, set_state, state_of
+from ._generators import own_generators, put_back_generators, state_of
 from ._loss_form import number
 from ._rng import RandomStream, RngStates, mix
 from ._samples import RankSampler, SeededDataset, each, is_deterministic
@@ -264,8 +264,7 @@ class SharedLoader:
         if self._at is not None and self._at[0] == self._upcoming:
             self._position, states, own = self._at
             stream.restart(states)
-            for generator, state in zip(own_generators(self.loader), own, strict=False):
-                set_state(generator, state)
+            put_back_generators(own, self.loader)
         elif self._upcoming < self._position:
             stream.restart(self._initial)
             for generator, state in zip(generators(self.loader), self._initial_generators, strict=True):

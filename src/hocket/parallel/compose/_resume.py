@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..batches import DistributedLoader
+from ..batches import DistributedLoader, own_generators, put_back_generators, state_of
 from ..data import DataParallel
 from ..state import CheckpointError
 from ..state.checkpoint import check_place, exists
@@ -64,11 +64,14 @@ def resume(
             raise TypeError(f"resume: {name}={type(one).__name__} has no state_dict; keep plain values by extra=")
     path, world, given = Path(path), loader.world, extra or (lambda: None)
     modules = {name: one for name, one in objects.items() if isinstance(one, torch.nn.Module)}
+    inner = [one for module in modules.values() for one in module.modules()]
     found = None
     there = world.from_all(exists(path))
     if any(there):
         found = _load(read_objects(path, world, weights_only=weights_only), path, objects, modules)
         loader.resume(found["loader"])
+        if states := found.get("generators"):
+            put_back_generators(states[world.rank % len(states)], *inner)
     check_place(path, world)
 
     def save() -> None:
@@ -78,7 +81,8 @@ def resume(
             for name, one in modules.items()
         }
         state = {"objects": states, "gradients": gradients, "loader": loader.position(), "extra": given()}
-        write_objects(path, state, world)
+        generators = world.from_all([state_of(one) for one in own_generators(*inner)])
+        write_objects(path, {**state, "generators": generators}, world)
 
     preemption = Preemption(world, path, save)
 
