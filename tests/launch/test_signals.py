@@ -280,3 +280,24 @@ def test_shared_memory_of_a_rank_s_process_that_has_ended_unseen_goes_with_the_j
     child = launched(script(FORKS), n=1).out.strip()
     assert child.isdigit()
     assert not os.path.exists(f"/dev/shm/torch_{child}_1_1")
+
+
+TOLD_EARLY = """
+import os, signal, time, torch, hocket
+if os.environ["RANK"] == "0":
+    os.kill(os.getppid(), signal.SIGUSR1)
+time.sleep(1)
+model = torch.nn.Linear(2, 1)
+trainer = hocket.Trainer(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+trainer.resume("checkpoint")
+for _ in range(1000):
+    trainer.step((torch.ones(4, 2), torch.ones(4, 1)))
+"""
+
+
+def test_who_is_told_to_end_before_resume_saves(hocket: Any, script: Any, tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # where torch leaves a directory
+    process = hocket("run", "-n", "2", script(TOLD_EARLY), cwd=tmp_path, env=environment)
+    _, err = process.communicate(timeout=deadline(60))
+    assert process.returncode == 75, err
+    assert (tmp_path / "checkpoint" / "manifest.json").exists()

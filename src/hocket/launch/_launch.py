@@ -439,6 +439,8 @@ class _RunningJob(JobListener):
         self._merger.watch(self._children)
 
     def pass_on(self, number: int) -> None:
+        with contextlib.suppress(OSError):  # a full disk; ranks that have begun to listen hear of it all the same
+            open(f"{self.saved_file}.told", "w").close()
         for pid in (child.pid for child in self._children):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)

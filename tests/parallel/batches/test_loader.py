@@ -7,7 +7,7 @@ import itertools
 import pickle
 import random
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, TensorDataset
 
 import hocket
 from hocket.parallel import DistributedLoader, ShardedLoader
@@ -480,3 +480,105 @@ def test_steps_in_time_are_of_all_samples() -> None:
     note = _batch.Note(BatchShard.of(8, 2, 0), (weakref.ref(x.untyped_storage()),), (x.nbytes,))
     assert note.part(x[:, 2:4]) == 1.0
     assert note.part(x[:1]) == 0.25
+
+
+class Streams(IterableDataset[Any]):
+    """Shuffles with the global generator, and with one of its own."""
+
+    def __init__(self, *, counts: bool = False) -> None:
+        self.counts = counts
+        self.begun = 0
+        self.random = random.Random(5)
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(11).tolist()
+        self.random.shuffle(order)
+        self.begun += self.counts
+        for i in order:
+            yield 100 * self.begun + i
+
+
+class Told(Sampler[int]):
+    """Shuffles by the number of the epoch, where the program tells it."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 11
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(11, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+
+def _drawn(items: list[int]) -> torch.Tensor:
+    return torch.rand(len(items)) + torch.tensor(items)
+
+
+def _interrupted(make: Callable[[], Any], batch: int) -> tuple[list[Any], list[Any]]:
+    """What is left of three epochs after a batch of the second: of one run, and of another that goes on."""
+    torch.manual_seed(3)
+    loader = DistributedLoader(make())
+    epochs = [[(part, loader.position()) for part in loader] for _ in range(3)]
+    left = [part.tolist() for part, _ in [*epochs[1][batch:], *epochs[2]]]
+    torch.manual_seed(4)
+    again = DistributedLoader(make())
+    position = epochs[1][batch - 1][1]
+    again.resume(position)
+    return left, [part.tolist() for _ in range(position["epoch"], 3) for part in again]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(Streams(), batch_size=4),
+        lambda: DataLoader([torch.arange(4), torch.arange(3), torch.arange(2)], batch_size=None, shuffle=True),
+        lambda: DataLoader(range(11), batch_size=4, sampler=Told()),
+        lambda: DataLoader(range(11), batch_size=4, shuffle=True, collate_fn=_drawn),
+        lambda: DataLoader(range(11), batch_size=4, collate_fn=_drawn, num_workers=1, multiprocessing_context="fork"),
+    ],
+)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_what_is_left_of_a_run_is_that_of_one_that_nothing_has_interrupted(make: Any, batch: int) -> None:
+    left, found = _interrupted(make, batch)
+    assert found == left
+
+
+def test_a_loader_that_does_not_give_again_what_it_gave_is_told() -> None:
+    with pytest.warns(UserWarning, match=r"batch 0 of epoch 1 is not the one that the checkpoint's run has used"):
+        left, found = _interrupted(lambda: DataLoader(Streams(counts=True), batch_size=4), 1)
+    assert found != left
+
+
+RNG = np.random.default_rng(0)
+
+
+class OwnNoise(Dataset[Any]):
+    """Noise from generators of its own, of a transform's and of its module's."""
+
+    def __init__(self) -> None:
+        inner = torch.Generator().manual_seed(7)
+        self.random = random.Random(5)
+        self.transforms = [lambda x: x + torch.rand((), generator=inner).item()]
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> list[float]:
+        return [index, self.random.random(), self.transforms[0](0.0), float(RNG.random())]
+
+
+def _own_noise() -> list[Any]:
+    torch.manual_seed(1)
+    loader = DistributedLoader(DataLoader(OwnNoise(), batch_size=6, shuffle=True))
+    return [part[0].tolist() + torch.stack(part[1:]).T.flatten().tolist() for _ in range(2) for part in loader]
+
+
+def test_generators_that_a_data_set_has_of_its_own_are_seeded_by_the_samples_place() -> None:
+    (whole,) = run_ranks(_own_noise, 1)
+    halves = zip(*run_ranks(_own_noise, 2), strict=True)
+    assert [one[:3] + other[:3] + one[3:] + other[3:] for one, other in halves] == whole
+    noise = [value for batch in whole for value in batch[6:]]
+    assert len(set(noise)) == len(noise) == 72

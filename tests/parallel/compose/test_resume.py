@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,7 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import hocket
 from hocket.parallel import CheckpointError
 from hocket.parallel.compose import _preemption
-from hocket.parallel.state.objects import write_objects
+from hocket.parallel.mesh.world import current
+from hocket.parallel.state.objects import read_objects, write_objects
 from hocket.testing import RankError, run_ranks
 
 EPOCHS = 3
@@ -154,3 +157,117 @@ def test_the_trainers_checkpoint_is_named_as_such(tmp_path: Path) -> None:
     model, _, loader = hocket.distribute(nn.Linear(4, 1), None, DataLoader(TensorDataset(torch.zeros(8, 4))))
     with pytest.raises(CheckpointError, match=r"written by Trainer\.save, and is for Trainer\.load"):
         hocket.resume(tmp_path / "checkpoint", loader, model=model)
+
+
+class OwnNoise(nn.Module):
+    """Draws from generators of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.random = torch.Generator().manual_seed(3), np.random.default_rng(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn(x.shape, generator=self.generator) + float(self.random.random())
+
+
+def _noisy(path: Path, kind: str, steps: int, *, resumed: bool) -> list[float]:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(4, 3), nn.Sequential(OwnNoise()), nn.Linear(3, 1))
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader: Any = DataLoader(TensorDataset(torch.randn(40, 4), torch.randn(40, 1)), batch_size=4)
+    losses = []
+    if kind == "trainer":
+        trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer)
+        if resumed:
+            trainer.load(path)
+        for batch, _ in zip(trainer.batches(loader), range(steps), strict=False):
+            losses.append(float(trainer.step(batch)))
+            if len(losses) == steps:
+                trainer.save(path)
+                break
+        return losses
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    hocket.resume(path, loader, model=model, optimizer=optimizer)
+    with contextlib.suppress(SystemExit):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if len(losses) == steps:
+                os.kill(os.getpid(), signal.SIGUSR1)
+    return losses
+
+
+@pytest.mark.parametrize("kind", ["trainer", "loop"])
+def test_generators_that_a_model_has_of_its_own_go_on_where_they_stopped(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_preemption, "_EVERY_S", 0.0)
+    handlers = {number: signal.getsignal(number) for number in _preemption.SIGNALS}
+    try:
+        whole = _noisy(tmp_path / "other", kind, 20, resumed=False)
+        begun = _noisy(tmp_path / "checkpoint", kind, 4, resumed=False)
+        assert begun + _noisy(tmp_path / "checkpoint", kind, 20, resumed=True) == whole
+        assert len(whole) == 10
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def test_a_checkpoint_of_a_loop_is_named_as_such(tmp_path: Path) -> None:
+    write_objects(tmp_path / "checkpoint", {"n": 1}, current(None))
+    model = nn.Linear(4, 1)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(CheckpointError, match=r"was written by hocket\.resume"):
+        trainer.load(tmp_path / "checkpoint")
+
+
+def test_a_disk_that_is_full_is_said_to_be_and_the_old_checkpoint_stays(tmp_path: Path) -> None:
+    write_objects(tmp_path / "checkpoint", {"n": 1}, current(None))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match="File too large"):
+            write_objects(tmp_path / "checkpoint", {"n": torch.ones(100_000)}, current(None))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert read_objects(tmp_path / "checkpoint", current(None))["n"] == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def _unshared(path: str, kind: str) -> str:
+    """Resume where rank 1, as a host with a disk of its own would, has another folder at the same path."""
+    model: Any = nn.Linear(4, 1)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    if dist.get_rank():
+        is_dir = Path.is_dir
+        Path.is_dir = lambda self, **given: ".new-" not in self.name and is_dir(self, **given)  # type: ignore[method-assign]
+    try:
+        if kind == "trainer":
+            hocket.Trainer(model, nn.functional.mse_loss, optimizer).resume(path)
+        else:
+            loader: Any = DataLoader(TensorDataset(torch.zeros(8, 4)), batch_size=8)
+            model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+            hocket.resume(path, loader, model=model)
+    except CheckpointError as error:
+        return str(error)
+    return "none"
+
+
+@pytest.mark.parametrize("kind", ["trainer", "loop"])
+def test_a_folder_that_hosts_do_not_share_is_refused_before_anything_can_be_lost(kind: str, tmp_path: Path) -> None:
+    for said in run_ranks(_unshared, 2, str(tmp_path / "checkpoint"), kind):
+        assert "no checkpoint could be written to" in said
+        assert "all hosts must share one" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_in_the_way_is_said_before_anything_can_be_lost(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    model = nn.Linear(4, 1)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(CheckpointError, match="no checkpoint could be written"):
+        trainer.resume(tmp_path / "notes" / "checkpoint")
+    assert (tmp_path / "notes").read_text() == "mine"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.algorithms import Choices, to_toml
@@ -242,3 +243,30 @@ def test_a_divided_model_is_examined_on_a_few_samples(
     for found, lengths in run_ranks(samples_seen_while_built, 2, accumulate, rows, only, timeout_s=110):
         assert found == seen
         assert lengths == [8, 8, 4, 4]  # divided
+
+
+def _epochs(path: Path, kind: str, stop: int | None, *, resumed: bool) -> list[float]:
+    """Return the losses of four epochs, of which each has a loader of its own, or the last two have another one."""
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(44, 4), torch.randn(44, 1))
+    model = torch.nn.Linear(4, 1)
+    trainer = hocket.Trainer(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.01))
+    held = [DataLoader(data, batch_size=size, shuffle=True) for size in (8, 4)]
+    losses = []
+    torch.manual_seed(7 if resumed else 0)
+    first = trainer.load(path)["epoch"] if resumed else 0
+    for epoch in range(first, 4):
+        own = kind == "own"
+        for batch in trainer.batches(DataLoader(data, batch_size=8, shuffle=True) if own else held[epoch // 2]):
+            losses.append(float(trainer.step(batch)))
+            if trainer.steps == stop:
+                trainer.save(path, {"epoch": epoch})
+                return losses
+    return losses
+
+
+@pytest.mark.parametrize(("kind", "stop"), [("own", 9), ("own", 14), ("other", 14)])
+def test_a_run_goes_on_in_the_loader_in_which_it_was_saved(kind: str, stop: int, tmp_path: Path) -> None:
+    whole = _epochs(tmp_path / "checkpoint", kind, None, resumed=False)
+    begun = _epochs(tmp_path / "checkpoint", kind, stop, resumed=False)
+    assert begun + _epochs(tmp_path / "checkpoint", kind, None, resumed=True) == whole

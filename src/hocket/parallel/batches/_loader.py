@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -17,6 +19,7 @@ from . import _batch_shard
 from . import batch as _batch
 from ._batch_shard import BatchShard
 from ._cut import Cutter
+from ._generators import own_generators, put_back_generators, state_of
 from ._loss_form import number
 from ._rng import RandomStream, RngStates, mix
 from ._samples import RankSampler, SeededDataset, each, is_deterministic
@@ -29,6 +32,7 @@ from ._user_loader import (
     refuse_divided_sampler,
     samplers,
 )
+from .trees import tensors_in
 
 
 class SharedLoader:
@@ -52,6 +56,9 @@ class SharedLoader:
         self._begun = 0  # batches of this iteration that have been asked for
         self._skip = 0  # batches to leave out at the beginning of the next iteration
         self._given: Any = None  # random state to begin with, other than rank 0's
+        self._at: Any = None  # an epoch, and the random state at its beginning, where no index tells what is drawn
+        self._last: Any = None  # tells the batch that was yielded last
+        self._mark: int | None = None  # of the last batch to leave out, as the run before saw it
         self._seed_samples = seed_samples
         self._by_index = loads_by_index(loader)
         self._upcoming = 0  # the epoch that the next iteration is to be
@@ -95,18 +102,21 @@ class SharedLoader:
         if self._upcoming != self._position:
             self._seek(self._stream)
         epoch = self._position
+        self._at = self._here()
         self._position = self._upcoming = epoch + 1
         if not self._by_index:
             yield from self._cut_parts(self._stream, agree)
             return
         self._sampler.epoch = epoch
         self._sampler.skip = self._begun = self._take_skip()
-        self._sampler.shares = shares = deque[BatchShard]()
+        self._sampler.shares = shares = deque[tuple[BatchShard, list[Any]]]()
         with self._stream:
             self._worker_generator.manual_seed(mix(draw_worker_seed(self.loader, epoch), self._among.rank))
         for part in self._inner:
             self._begun += 1
-            yield shares.popleft(), part
+            self._compare(self._sampler.skipped)
+            share, self._last = shares.popleft()
+            yield share, part
         self._begun = 0
 
     def _cut_parts(self, stream: RandomStream, agree: Any) -> Iterator[tuple[BatchShard, Any]]:
@@ -114,7 +124,11 @@ class SharedLoader:
         skip, self._begun = self._take_skip(), 0
         for batch in each(self.loader, stream, agree):
             self._begun += 1
+            if not any(tensor.is_cuda for tensor in tensors_in(batch)):  # a look there would wait for the device
+                self._last = _batch_shard.fingerprint(batch)
             if self._begun <= skip:
+                if self._begun == skip:
+                    self._compare(self._last)
                 continue
             if self._among.size == 1:
                 yield BatchShard(0, 1, 1, 1), batch
@@ -128,18 +142,29 @@ class SharedLoader:
 
     # --- where it stands --------------------------------------------------------------------------------------------
 
+    @property
+    def inside(self) -> bool:
+        """Whether batches of the epoch are left, as far as the loader tells."""
+        try:
+            return 0 < self._begun < len(self)
+        except TypeError:
+            return self._begun > 0
+
+    @property
+    def over(self) -> bool:
+        """Whether an epoch has been run to its end, and no other has begun."""
+        return self._stream is not None and not self.inside
+
     def position(self) -> dict[str, Any]:
         """Return where the sequence of batches stands, for `resume`; what has been yielded counts as used."""
         if self._stream is None and self._given is not None:  # resumed, and nothing has been yielded since
-            return {"epoch": self._upcoming, "batch": self._skip, "initial": self._given}
+            before = {"epoch": self._upcoming, "batch": self._skip, "initial": self._given}
+            return {**before, "at": self._at, "mark": self._mark}
         initial = None if self._stream is None else (self._seed, self._initial, self._initial_generators)
-        try:
-            over = self._begun >= len(self)
-        except TypeError:
-            over = False
-        if over or not self._begun:
-            return {"epoch": self._upcoming, "batch": 0, "initial": initial}
-        return {"epoch": self._position - 1, "batch": self._begun, "initial": initial}
+        if not self.inside:
+            return {"epoch": self._upcoming, "batch": 0, "initial": initial, "at": self._here(), "mark": None}
+        within = {"epoch": self._position - 1, "batch": self._begun, "initial": initial}
+        return {**within, "at": self._at, "mark": _mark(self._last)}
 
     def is_among(self, world: World) -> bool:
         """Return whether batches are shared out among as many ranks, of which this one has the same place."""
@@ -149,8 +174,27 @@ class SharedLoader:
         """Make the next iteration go on where `position` was taken, with any number of ranks."""
         self._given, self._stream = position["initial"], None
         self._position, self._begun = 0, 0
-        self.set_epoch(position["epoch"])
-        self._skip = position["batch"]
+        # The program alone tells samplers of epochs, as it would have done if nothing had interrupted it.
+        self._upcoming, self._skip = position["epoch"], position["batch"]
+        self._at, self._mark = position.get("at"), position.get("mark")
+
+    def _here(self) -> Any:
+        """Return the epoch for which the random numbers stand ready, and their state; None if loaded by index."""
+        if self._by_index or self._stream is None:
+            return None
+        return self._position, self._stream.states, [state_of(one) for one in own_generators(self.loader)]
+
+    def _compare(self, last: Any) -> None:
+        """Warn if the last batch that was left out is not the one that the run before has used."""
+        mark, self._mark = self._mark, None
+        if mark is not None and mark != _mark(last) and self.world.rank == 0:
+            warnings.warn(
+                f"the loader's batch {self._begun - self._by_index - 1} of epoch {self._position - 1} is not the one "
+                "that the checkpoint's run has used: from here on, training takes other samples than one that nothing "
+                "has interrupted. The data, the size of batches, or what a sampler or data set keeps between epochs "
+                "differs",
+                stacklevel=2,
+            )
 
     def _take_skip(self) -> int:
         skip, self._skip = self._skip, 0
@@ -176,9 +220,9 @@ class SharedLoader:
                 keep_step=self._keep_step,
                 agree=self._agree,
             )
-            dataset = SeededDataset(loader.dataset, self._seed if self._seed_samples else None)
             self._worker_generator = torch.Generator()
-            self._inner = inner_loader(loader, dataset, self._sampler, self._worker_generator)
+            seed = self._seed if self._seed_samples else None
+            self._inner = inner_loader(loader, seed, self._sampler, self._worker_generator)
         return self._agree
 
     def _agree(self, first: Any) -> None:
@@ -217,7 +261,11 @@ class SharedLoader:
         return length, twice[0] if twice[0] == twice[1] else None
 
     def _seek(self, stream: RandomStream) -> None:
-        if self._upcoming < self._position:
+        if self._at is not None and self._at[0] == self._upcoming:
+            self._position, states, own = self._at
+            stream.restart(states)
+            put_back_generators(own, self.loader)
+        elif self._upcoming < self._position:
             stream.restart(self._initial)
             for generator, state in zip(generators(self.loader), self._initial_generators, strict=True):
                 generator.set_state(state)
@@ -275,7 +323,7 @@ class DistributedLoader(SharedLoader):
             for share, part in loading(self._parts()):
                 _batch.enter(self, share, part, self._counted(share, part))
                 yield part
-                if self.between is not None and self.position()["batch"]:
+                if self.between is not None and self.inside:
                     self.between()
         finally:
             _batch.leave(self)
@@ -318,6 +366,10 @@ class ShardedLoader(SharedLoader):
         whole, rest = divmod(len(batches.sampler), batches.batch_size)  # type: ignore[arg-type]
         rank = self._among.rank
         return whole * (batches.batch_size > rank) + (rest > rank and not batches.drop_last)
+
+
+def _mark(batch: Any) -> int:
+    return zlib.crc32(repr(batch).encode())
 
 
 def _own_data(rank: int, what: str) -> str:

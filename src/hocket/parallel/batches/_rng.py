@@ -9,12 +9,15 @@ by the sample's place in training.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from . import _generators
+from ._generators import set_state, state_of
 
 _MASK = 2**64 - 1
 _numpy_random: Any = np.random  # its annotations leave out get_bit_generator and set_bit_generator
@@ -47,6 +50,11 @@ class RandomStream:
         self._outside: tuple[torch.Tensor, Any, Any] | None = None
         self.restart(states)
 
+    @property
+    def states(self) -> RngStates:
+        """Where it continues; not to be asked inside of a block."""
+        return RngStates(self._torch.clone(), self._python, self._numpy.state)
+
     def restart(self, states: RngStates) -> None:
         """Continue from `states`."""
         self._torch = states.torch_state.clone()
@@ -73,27 +81,32 @@ class RandomStream:
 
 
 @contextmanager
-def restored() -> Iterator[None]:
-    """Open a block in which the global generators may be seeded at will, and after which they are as they were."""
+def restored(own: Sequence[Any] = ()) -> Iterator[None]:
+    """Open a block in which generators may be seeded at will, the global ones and `own`; then they are as they were."""
     torch_state, python_state, numpy_generator = (
         torch.get_rng_state(),
         random.getstate(),
         _numpy_random.get_bit_generator(),
     )
     _numpy_random.set_bit_generator(_scratch)
+    states = [state_of(generator) for generator in own]
     try:
         yield
     finally:
+        for generator, state in zip(own, states, strict=True):
+            set_state(generator, state)
         torch.set_rng_state(torch_state)
         random.setstate(python_state)
         _numpy_random.set_bit_generator(numpy_generator)
 
 
-def seed_everything(seed: int) -> None:
-    """Seed torch's generator for the CPU, Python's and numpy's; some 10 us."""
+def seed_everything(seed: int, own: Sequence[Any] = ()) -> None:
+    """Seed torch's generator for the CPU, Python's and numpy's, some 10 us, and `own`."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
+    for number, generator in enumerate(own):
+        _generators.seed(generator, mix(seed, number))
 
 
 def mix(*numbers: int) -> int:

@@ -10,36 +10,43 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from . import _rng
 from ._batch_shard import BatchShard
+from ._generators import own_generators
 from ._rng import RandomStream
 
 Key = tuple[int, Any, int]
 """How a sample is asked for: epoch, the sampler's index, and the sample's place in the epoch's sequence."""
 
-_OWN = ("_dataset", "_seed")
+_OWN = ("_dataset", "_seed", "_first")
 _END = object()
 
 
 class SeededDataset(Dataset[Any]):
     """A map-style data set whose random augmentation depends on seed, epoch and place in the sequence only.
 
-    So it does not depend on which rank or which worker process loads the sample. Everything else that is asked of it,
-    it passes on to the user's data set. `seed` is common to all ranks; None to load without seeding.
+    So it does not depend on which rank or which worker process loads the sample. Generators that the data set has of
+    its own (a `numpy.random.default_rng` in a transform) are seeded as the global ones are. Everything else that is
+    asked of it, it passes on to the user's data set. `seed` is common to all ranks; None to load without seeding.
     """
+
+    _first: Key | None  # that was asked for last
 
     def __init__(self, dataset: Any, seed: int | None) -> None:
         object.__setattr__(self, "_dataset", dataset)
         object.__setattr__(self, "_seed", None if is_deterministic(dataset) else seed)
+        object.__setattr__(self, "_first", None)
 
     def __getitems__(self, keys: Sequence[Key]) -> Sequence[Any]:
         dataset, seed = self._dataset, self._seed
         many = getattr(dataset, "__getitems__", None)
+        object.__setattr__(self, "_first", keys[0])
         if seed is None:
             indices = [index for _, index, _ in keys]
             return many(indices) if callable(many) else [dataset[i] for i in indices]
         samples: list[Any] = []
-        with _rng.restored():
+        own = own_generators(dataset)
+        with _rng.restored(own):
             for epoch, index, place in keys:
-                _rng.seed_everything(_rng.mix(seed, epoch, place))
+                _rng.seed_everything(_rng.mix(seed, epoch, place), own)
                 samples.extend(many([index]) if callable(many) else (dataset[index],))
         return samples
 
@@ -64,6 +71,30 @@ class SeededDataset(Dataset[Any]):
         self.__dict__.update(state)
 
 
+class SeededCollate:
+    """A function that makes batches of samples, and draws random numbers by the place of the first sample alone.
+
+    Args:
+        collate: The user's.
+        dataset: What has loaded the samples, in the same process.
+        seed: Seed that is common to all ranks.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any], dataset: SeededDataset, seed: int) -> None:
+        self._collate = collate
+        self._dataset = dataset
+        self._seed = seed
+
+    def __call__(self, samples: Any) -> Any:
+        """Return the batch."""
+        assert self._dataset._first is not None
+        epoch, _, place = self._dataset._first
+        own = own_generators(self._collate)
+        with _rng.restored(own):
+            _rng.seed_everything(_rng.mix(self._seed, epoch, place, 0), own)
+            return self._collate(samples)
+
+
 def is_deterministic(dataset: Any) -> bool:
     """Return whether `dataset` is of a kind known to draw no random numbers, so that seeding would only cost time."""
     if type(dataset) is Subset:
@@ -77,7 +108,7 @@ class RankSampler:
     """This rank's part of each batch of the user's batch sampler, as keys.
 
     The sampler itself runs equally on every rank, drawing from `stream`. What this rank takes of its batches is noted
-    in `shares`, for whoever receives the loaded batches in the same order.
+    in `shares`, with all indices of the batch, for whoever receives the loaded batches in the same order.
 
     Args:
         batches: The user's batch sampler.
@@ -100,8 +131,9 @@ class RankSampler:
         agree: Callable[[Any], None],
     ) -> None:
         self.epoch = 0
-        self.shares: deque[BatchShard] = deque()
+        self.shares: deque[tuple[BatchShard, list[Any]]] = deque()
         self.skip = 0  # batches to leave out at the beginning
+        self.skipped: list[Any] = []  # the last of them
         self._batches = batches
         self._stream = stream
         self._world = world
@@ -112,20 +144,21 @@ class RankSampler:
     def __iter__(self) -> Iterator[list[Key]]:
         return self._run(self.epoch, self.shares, self.skip)
 
-    def _run(self, epoch: int, shares: deque[BatchShard], skip: int) -> Iterator[list[Key]]:
+    def _run(self, epoch: int, shares: deque[tuple[BatchShard, list[Any]]], skip: int) -> Iterator[list[Key]]:
         agree, self._agree = self._agree, None
         place = 0
         for number, batch in enumerate(each(self._batches, self._stream, agree)):
             indices = list(batch)
             if number < skip:
                 place += len(indices)
+                self.skipped = indices
                 continue
             share = BatchShard.of(len(indices), self._world, self._rank)
             begin, end = share.begin, share.end
             if begin == end and self._keep_step and indices:
                 begin, end = 0, 1
             if begin < end:
-                shares.append(share)
+                shares.append((share, indices))
                 yield [(epoch, indices[i], place + i) for i in range(begin, end)]
             place += len(indices)
 

@@ -1,14 +1,13 @@
 """Runs of a model that leave no trace in it, nor in random numbers."""
 
 import contextlib
-import random
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
+from ._generators import is_generator, set_state, state_of
 from ._rng import restored
 
 _OWN = ("_parameters", "_buffers", "_modules")
@@ -46,17 +45,12 @@ def undisturbed(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
 
 def _changeable(module: torch.nn.Module) -> list[Any]:
     values = [*module._buffers.values(), *(v for name, v in vars(module).items() if name not in _OWN)]
-    kinds = (torch.Tensor, torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
-    return [v for v in values if isinstance(v, kinds) or type(v) in _CONTAINERS]
+    return [v for v in values if isinstance(v, torch.Tensor) or is_generator(v) or type(v) in _CONTAINERS]
 
 
 def _copy(value: Any) -> Any:
-    if isinstance(value, torch.Generator | np.random.RandomState):
-        return value.get_state()
-    if isinstance(value, random.Random):
-        return value.getstate()
-    if isinstance(value, np.random.Generator):
-        return value.bit_generator.state
+    if is_generator(value):
+        return state_of(value)
     return value.detach().clone() if isinstance(value, torch.Tensor) else value.copy()
 
 
@@ -67,12 +61,8 @@ def _put_back(value: Any, copy: Any) -> None:
                 value.copy_(copy)
             else:
                 value.set_(copy)
-    elif isinstance(value, torch.Generator | np.random.RandomState):
-        value.set_state(copy)
-    elif isinstance(value, random.Random):
-        value.setstate(copy)
-    elif isinstance(value, np.random.Generator):
-        value.bit_generator.state = copy
+    elif is_generator(value):
+        set_state(value, copy)
     elif isinstance(value, list):
         value[:] = copy
     else:

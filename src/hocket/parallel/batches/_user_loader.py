@@ -6,9 +6,9 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, default_collate
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, default_collate, default_convert
 
-from ._samples import RankSampler, SeededDataset
+from ._samples import RankSampler, SeededCollate, SeededDataset
 
 
 def samplers(loader: Any) -> list[Any]:
@@ -60,14 +60,17 @@ def expected_size(loader: Any) -> int | None:
 
 
 def inner_loader(
-    loader: DataLoader[Any], dataset: SeededDataset, sampler: RankSampler, generator: torch.Generator
+    loader: DataLoader[Any], seed: int | None, sampler: RankSampler, generator: torch.Generator
 ) -> DataLoader[Any]:
-    """Return the user's loader with another data set, sampler and generator."""
+    """Return the user's loader with another sampler and generator, and seeded by `seed` if there is one."""
+    dataset, collate = SeededDataset(loader.dataset, seed), loader.collate_fn
+    if seed is not None and collate not in (default_collate, default_convert):
+        collate = SeededCollate(collate, dataset, seed)
     return DataLoader(
         dataset,
         batch_sampler=sampler,
         num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
+        collate_fn=collate,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,

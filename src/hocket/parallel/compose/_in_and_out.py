@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..batches import own_generators, put_back_generators, state_of
 from ..state import alike, checkpoint, sources, whole
 from ._composition import Composition
 
@@ -24,7 +25,7 @@ def save(composition: Composition, path: Path, about: Mapping[str, Any], extra: 
         [item for item in composition.form.owned if item.name not in others],
         composition.optimizer,
         composition.outline,
-        {**about, "computed": computed},
+        {**about, "computed": computed, "generators": world.from_all(_generators(composition))},
         extra,
         world,
     )
@@ -51,7 +52,13 @@ def load(composition: Composition, path: Path, *, weights_only: bool) -> tuple[d
         weights_only=weights_only,
     )
     _set(composition, about["computed"])
+    if states := about.get("generators"):  # a rank's, as those of the global generators
+        put_back_generators(states[composition.mesh.whole.rank % len(states)], *composition.model.modules())
     return about, extra
+
+
+def _generators(composition: Composition) -> list[Any]:
+    return [state_of(one) for one in own_generators(*composition.model.modules())]
 
 
 def _set(composition: Composition, computed: Mapping[str, Any]) -> None:

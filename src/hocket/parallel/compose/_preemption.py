@@ -15,7 +15,7 @@ from ..mesh import World
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)  # of launchers and of Slurm; the latter as --signal=USR1@90 says
 SAVED: Final = 75  # exit status: EX_TEMPFAIL of <sysexits.h>, "try again later"
-_SAVED_FILE = "HOCKET_SAVED_FILE"  # where the launcher looks whether its ranks have ended so
+_SAVED_FILE = "HOCKET_SAVED_FILE"  # where the launcher looks whether its ranks have ended so; beside it, it tells
 _EVERY_S = 0.25  # between two questions to all ranks
 _MOST_STEPS = 32  # as many steps at most: they may become longer
 
@@ -43,6 +43,8 @@ class Preemption:
         self._asked_s = time.monotonic()
         for number in SIGNALS:
             signal.signal(number, self._note)
+        if os.path.exists(f"{os.environ.get(_SAVED_FILE, '')}.told"):  # before anybody here listened
+            self._told = signal.SIGUSR1
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
@@ -58,7 +60,7 @@ class Preemption:
             self.check()
             for part in shared:
                 yield part
-                if shared.position()["batch"]:
+                if shared.inside:
                     self.check()
         finally:
             self.inside = False

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ..batches import DistributedLoader
+from ..batches import DistributedLoader, own_generators, put_back_generators, state_of
 from ..data import DataParallel
 from ..state import CheckpointError
-from ..state.checkpoint import exists
+from ..state.checkpoint import check_place, exists
 from ..state.objects import read_objects, write_objects
 from ._preemption import Preemption
 
@@ -46,7 +46,8 @@ def resume(
     Raises:
         TypeError: an object has no `state_dict`, or the loader is not one of `hocket.distribute`.
         ValueError: this is not the main thread.
-        CheckpointError: the checkpoint is damaged, of other objects, or of the Trainer; or ranks do not share it.
+        CheckpointError: the checkpoint is damaged, of other objects, or of the Trainer; ranks do not share it; or none
+            could be written there.
 
     Example::
 
@@ -63,11 +64,15 @@ def resume(
             raise TypeError(f"resume: {name}={type(one).__name__} has no state_dict; keep plain values by extra=")
     path, world, given = Path(path), loader.world, extra or (lambda: None)
     modules = {name: one for name, one in objects.items() if isinstance(one, torch.nn.Module)}
+    inner = [one for module in modules.values() for one in module.modules()]
     found = None
     there = world.from_all(exists(path))
     if any(there):
         found = _load(read_objects(path, world, weights_only=weights_only), path, objects, modules)
         loader.resume(found["loader"])
+        if states := found.get("generators"):
+            put_back_generators(states[world.rank % len(states)], *inner)
+    check_place(path, world)
 
     def save() -> None:
         states = {name: one.state_dict() for name, one in objects.items()}
@@ -76,7 +81,8 @@ def resume(
             for name, one in modules.items()
         }
         state = {"objects": states, "gradients": gradients, "loader": loader.position(), "extra": given()}
-        write_objects(path, state, world)
+        generators = world.from_all([state_of(one) for one in own_generators(*inner)])
+        write_objects(path, {**state, "generators": generators}, world)
 
     preemption = Preemption(world, path, save)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pkgutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -174,7 +175,7 @@ class Trainer:
         self._predictor = Predictor(self._composition, sample_inputs(sample, self.plan), taken)
         self._preemption: Preemption | None = None
         self._loaders: list[SharedLoader] = []
-        self._positions: list[dict[str, Any]] = []
+        self._positions: list[dict[str, Any]] = []  # of the run before, for loaders that are not open yet
 
     # --- training ---------------------------------------------------------------------------------------------------
 
@@ -365,8 +366,8 @@ class Trainer:
         """
         self._check_known()
         self.finish()
-        # Of loaders that this run has not opened yet, those of the run before.
-        positions = [shared.position() for shared in self._loaders] + self._positions[len(self._loaders) :]
+        self._forget_loaders()
+        positions = [shared.position() for shared in self._loaders] + self._positions
         about = {"steps": self.steps, "plan": self.plan.to_json(), "loaders": positions}
         _in_and_out.save(self._composition, Path(path), about, extra)
 
@@ -393,9 +394,11 @@ class Trainer:
         if composition.form.compression is not None:
             composition.form.compression.forget()
         self.steps = about["steps"]
-        self._positions = about["loaders"]
-        for shared, position in zip(self._loaders, self._positions, strict=False):
+        positions = about["loaders"]
+        for shared, position in zip(self._loaders, positions, strict=False):
             shared.resume(position)
+        # The next batch is one of a loader that the run had not done with, so that is opened first.
+        self._positions = sorted(positions[len(self._loaders) :], key=lambda position: not position["batch"])
         return extra
 
     def resume(self, path: str | Path, extra: Callable[[], Any] | None = None, *, weights_only: bool = True) -> Any:
@@ -415,7 +418,7 @@ class Trainer:
 
         Raises:
             ValueError: the plan relaxes synchronisation, so that ranks make different steps; or this is no main thread.
-            CheckpointError: as `load`.
+            CheckpointError: as `load`; or no checkpoint could be written there, or not all hosts share the folder.
         """
         if self._relaxation is not None:
             raise ValueError(
@@ -424,6 +427,7 @@ class Trainer:
             )
         there = any(self._mesh.whole.from_all(checkpoint.exists(Path(path))))
         found = self.load(path, weights_only=weights_only) if there else None
+        checkpoint.check_place(Path(path), self._mesh.whole)
         given = extra or (lambda: None)
         self._preemption = Preemption(self._mesh.whole, Path(path), lambda: self.save(path, given()))
         return found
@@ -552,11 +556,17 @@ class Trainer:
         for shared in self._loaders:
             if shared.loader is loader or shared is loader:
                 return shared
+        self._forget_loaders()
         shared = self._new_shared(loader)
-        if len(self._loaders) < len(self._positions):
-            shared.resume(self._positions[len(self._loaders)])
+        if self._positions:
+            shared.resume(self._positions.pop(0))
         self._loaders.append(shared)
         return shared
+
+    def _forget_loaders(self) -> None:
+        """Forget loaders that were run to their end and that only this Trainer knows: they are not opened again."""
+        known = sys.getrefcount(object())  # of what nobody else knows
+        self._loaders = [one for one in self._loaders if not one.over or sys.getrefcount(one.loader) > known + 1]
 
     def _new_shared(self, loader: Iterable[Any]) -> SharedLoader:
         if self._relaxation is not None:

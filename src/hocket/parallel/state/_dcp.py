@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import warnings
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from ..mesh import World
-from ._manifest import CheckpointError
+from ._manifest import CheckpointError, CountedStream
 from ._shards import TensorShard
 
 
@@ -136,7 +135,7 @@ class _CountedFiles(FileSystem):
             if mode != "wb":
                 yield stream
                 return
-            counted = _CountedStream(stream)
+            counted = CountedStream(stream)
             try:
                 yield counted
             except Exception:
@@ -148,25 +147,3 @@ class _CountedFiles(FileSystem):
     def rename(self, path: Any, new_path: Any) -> None:
         super().rename(path, new_path)
         self.written[Path(new_path).name] = self.written.pop(Path(path).name)
-
-
-class _CountedStream:
-    """A file to be written from its beginning to its end."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self.nbytes = self.crc = 0
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        self.crc = zlib.crc32(data, self.crc)
-        try:
-            written: int = self._stream.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-        self.nbytes += written
-        return written
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)

@@ -127,6 +127,29 @@ class Manifest:
                 raise CheckpointError(f"the checkpoint at {str(folder)!r} is damaged: {name} {how}")
 
 
+class CountedStream:
+    """A file to be written from its beginning to its end: how long it is, its CRC-32, and what the disk refused."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.nbytes = self.crc = 0
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write more."""
+        self.crc = zlib.crc32(data, self.crc)
+        try:
+            written: int = self._stream.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+        self.nbytes += written
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def is_whole(folder: Path) -> bool:
     """Return whether a folder holds a checkpoint that was written to its end: the manifest is written last."""
     try:

@@ -73,6 +73,10 @@ class CheckpointReader(FileSystemReader):
             with (self.folder / ".metadata").open("rb") as file:
                 found = _MetadataUnpickler(file).load()
         except FileNotFoundError:
+            if ".metadata" not in self.manifest.files:
+                raise CheckpointError(
+                    f"{self._said} was written by hocket.resume, or resume of a Keras model, and is for that alone"
+                ) from None
             raise self._lost() from None
         except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, LookupError, ValueError) as error:
             raise CheckpointError(

@@ -79,11 +79,7 @@ def write(
                 others = {ABOUT: _pickled(about, "what it keeps"), EXTRA: _pickled(extra, "`extra`")}
                 make_space(path, new)
         made = True
-        with alike(world):
-            if not new.is_dir():
-                raise CheckpointError(
-                    f"{str(path.parent)!r} is not the folder that rank 0 has: all hosts must share one"
-                )
+        _check_shared(new, world)
         files = _dcp.save(new, shards, others, world)
         written = {name: entry for mine in world.from_all(files) for name, entry in mine.items()}
         with alike(world):
@@ -116,6 +112,36 @@ def make_space(path: Path, new: Path) -> None:
     for leftover in beside(path):
         shutil.rmtree(leftover, ignore_errors=True)  # a rank that has not died yet may write to it
     new.mkdir(parents=True)
+
+
+def check_place(path: Path, world: World) -> None:
+    """Make sure, before there is anything to lose, that a checkpoint can be written; a collective operation.
+
+    Args:
+        path: Where.
+        world: All ranks.
+
+    Raises:
+        CheckpointError: Rank 0 may not write there, something else is there, or hosts do not share the folder.
+    """
+    path = path.resolve()
+    new = fresh(path, world.from_root(fresh_token()))
+    try:
+        with alike(world):
+            if world.rank == 0:
+                make_space(path, new)
+        _check_shared(new, world)
+    except CheckpointError as error:
+        raise CheckpointError(f"no checkpoint could be written to {str(path)!r}: {error}") from None
+    finally:
+        if world.rank == 0:
+            shutil.rmtree(new, ignore_errors=True)
+
+
+def _check_shared(new: Path, world: World) -> None:
+    with alike(world):
+        if not new.is_dir():
+            raise CheckpointError(f"{str(new.parent)!r} is not the folder that rank 0 has: all hosts must share one")
 
 
 def read(

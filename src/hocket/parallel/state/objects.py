@@ -1,16 +1,15 @@
 """Checkpoints of programs with a loop of their own: the states of their objects in one file, whole and verified."""
 
 import shutil
-import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..mesh import World
-from ._manifest import CheckpointError, Manifest, alike, is_whole, safe_load
-from ._replace import fresh, fresh_token, replace, standing, sync
-from .checkpoint import make_space, random_state, set_random_state
+from ._manifest import CheckpointError, CountedStream, Manifest, alike, safe_load
+from ._replace import fresh, fresh_token, replace, sync
+from .checkpoint import check_place, make_space, random_state, set_random_state
 
 _FILE = "objects.pt"
 
@@ -24,20 +23,25 @@ def write_objects(path: Path, state: dict[str, Any], world: World) -> None:
     Raises:
         CheckpointError: It cannot be written; what was at `path` before is still there.
     """
+    check_place(path, world)
     states = world.from_all(random_state())
     with alike(world):
         if world.rank == 0:
             path = path.resolve()
             new = fresh(path, fresh_token())
             make_space(path, new)
+            stream = None
             try:
-                torch.save({**state, "random": states}, new / _FILE)
+                with (new / _FILE).open("wb") as file:
+                    stream = CountedStream(file)
+                    torch.save({**state, "random": states}, stream)
                 sync(new / _FILE)
-                Manifest({_FILE: _summed(new / _FILE)}).write(new)
+                Manifest({_FILE: (stream.nbytes, stream.crc)}).write(new)
                 replace(new, path)
             except Exception as error:
                 shutil.rmtree(new, ignore_errors=True)
-                raise CheckpointError(f"the checkpoint {str(path)!r} cannot be written: {error}") from None
+                why = error if stream is None or stream.error is None else stream.error  # torch.save tells of positions
+                raise CheckpointError(f"the checkpoint {str(path)!r} cannot be written: {why}") from None
 
 
 def read_objects(path: Path, world: World, *, weights_only: bool = True) -> dict[str, Any]:
@@ -48,17 +52,18 @@ def read_objects(path: Path, world: World, *, weights_only: bool = True) -> dict
     Raises:
         CheckpointError: It is damaged, is none of `write_objects`, differs among ranks, or would have to run code.
     """
+    from ._reader import CheckpointReader  # lazy: it takes a second
+
     said, found = f"the checkpoint at {str(path)!r}", dict[str, Any]()
     with alike(world):
-        folder = standing(path.resolve(), is_whole)
-        manifest = Manifest.read(folder)
-        if _FILE not in manifest.files:
+        reader = CheckpointReader(path)
+        if _FILE not in reader.manifest.files:
             raise CheckpointError(f"{said} was written by Trainer.save, and is for Trainer.load")
-        manifest.verify(folder)
-    if len(set(world.from_all(manifest.checksum))) > 1:
+        reader.verify()
+    if len(set(world.from_all(reader.manifest.checksum))) > 1:
         raise CheckpointError(f"ranks find different checkpoints at {str(path)!r}: all hosts must share one folder")
     with alike(world):
-        found.update(_loaded(folder / _FILE, said, weights_only=weights_only))
+        found.update(_loaded(reader.folder / _FILE, said, weights_only=weights_only))
     states = found.pop("random")
     set_random_state(states[world.rank % len(states)])
     return found
@@ -71,12 +76,3 @@ def _loaded(file: Path, said: str, *, weights_only: bool) -> Any:
         if weights_only:
             raise CheckpointError(f"{error}; if you trust who wrote it, say weights_only=False to resume") from None
     return torch.load(file, weights_only=False)
-
-
-def _summed(path: Path) -> tuple[int, int]:
-    """Return a file's length and CRC-32."""
-    crc = 0
-    with path.open("rb") as file:
-        while piece := file.read(1 << 22):
-            crc = zlib.crc32(piece, crc)
-    return path.stat().st_size, crc

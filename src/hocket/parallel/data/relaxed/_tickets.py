@@ -13,7 +13,6 @@ from ...batches import (
     Key,
     RandomStream,
     RankSampler,
-    SeededDataset,
     SharedLoader,
     each,
     expected_size,
@@ -72,9 +71,9 @@ class TicketLoader(SharedLoader):
         if self._by_index:
             loader: Any = self.loader
             assert self._stream is not None
-            dataset = SeededDataset(loader.dataset, self._seed if self._seed_samples else None)
+            seed = self._seed if self._seed_samples else None
             self._sampler = TicketSampler(loader.batch_sampler, self._stream, self._among, self._tickets, agree=agree)
-            self._inner = inner_loader(loader, dataset, self._sampler, self._worker_generator)
+            self._inner = inner_loader(loader, seed, self._sampler, self._worker_generator)
         return agree
 
     def _cut_parts(self, stream: RandomStream, agree: Any) -> Iterator[tuple[BatchShard, Any]]:
@@ -96,11 +95,11 @@ class TicketSampler(RankSampler):
         super().__init__(batches, stream, world.size, world.rank, keep_step=False, agree=agree)
         self._tickets = tickets
 
-    def _run(self, epoch: int, shares: deque[BatchShard], skip: int) -> Iterator[list[Key]]:
+    def _run(self, epoch: int, shares: deque[tuple[BatchShard, list[Any]]], skip: int) -> Iterator[list[Key]]:
         agree, self._agree = self._agree, None
         batches = map(list, each(self._batches, self._stream, agree))
         for indices, place, share in _taken(batches, len, self._tickets, epoch, self._world):
-            shares.append(share)
+            shares.append((share, indices))
             yield [(epoch, indices[i], place + i) for i in range(share.begin, share.end)]
 
 
