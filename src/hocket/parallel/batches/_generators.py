@@ -14,6 +14,7 @@ import torch
 _KINDS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 _PLAIN = (str, bytes, int, float, type, ModuleType, torch.Tensor, np.ndarray, type(None))
 _DEPTH = 5
+_LOOKS = 3  # in an epoch
 _MOST_ENTRIES = 100  # of a container: transforms are few, and samples need not be looked through
 
 
@@ -54,6 +55,28 @@ def seed(generator: Any, number: int) -> None:
         generator.bit_generator.state = type(generator.bit_generator)(number).state
     else:
         generator.seed(number & 0xFFFFFFFF)
+
+
+class OwnGenerators:
+    """The generators that an object holds, looked for in the first batches of an epoch: a look takes up to some ms."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._epoch: int | None = None
+        self._looks_left = 0
+        self._found: list[Any] = []
+
+    def of(self, epoch: int) -> list[Any]:
+        """Return them, in a batch of that epoch; the first batch may be what makes one."""
+        if epoch != self._epoch:
+            self._epoch, self._looks_left = epoch, _LOOKS
+        if self._looks_left:
+            self._looks_left -= 1
+            self._found = own_generators(self._root)
+        return self._found
+
+    def __reduce__(self) -> Any:
+        return OwnGenerators, (self._root,)
 
 
 def own_generators(*roots: Any) -> list[Any]:

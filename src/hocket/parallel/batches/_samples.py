@@ -10,13 +10,13 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from . import _rng
 from ._batch_shard import BatchShard
-from ._generators import own_generators
+from ._generators import OwnGenerators
 from ._rng import RandomStream
 
 Key = tuple[int, Any, int]
 """How a sample is asked for: epoch, the sampler's index, and the sample's place in the epoch's sequence."""
 
-_OWN = ("_dataset", "_seed", "_first")
+_OWN = ("_dataset", "_seed", "_first", "_generators")
 _END = object()
 
 
@@ -29,11 +29,13 @@ class SeededDataset(Dataset[Any]):
     """
 
     _first: Key | None  # that was asked for last
+    _generators: OwnGenerators
 
     def __init__(self, dataset: Any, seed: int | None) -> None:
         object.__setattr__(self, "_dataset", dataset)
         object.__setattr__(self, "_seed", None if is_deterministic(dataset) else seed)
         object.__setattr__(self, "_first", None)
+        object.__setattr__(self, "_generators", OwnGenerators(dataset))
 
     def __getitems__(self, keys: Sequence[Key]) -> Sequence[Any]:
         dataset, seed = self._dataset, self._seed
@@ -43,7 +45,7 @@ class SeededDataset(Dataset[Any]):
             indices = [index for _, index, _ in keys]
             return many(indices) if callable(many) else [dataset[i] for i in indices]
         samples: list[Any] = []
-        own = own_generators(dataset)
+        own = self._generators.of(keys[0][0])
         with _rng.restored(own):
             for epoch, index, place in keys:
                 _rng.seed_everything(_rng.mix(seed, epoch, place), own)
@@ -81,7 +83,7 @@ class SeededCollate:
     """
 
     def __init__(self, collate: Callable[[Any], Any], dataset: SeededDataset, seed: int) -> None:
-        self._collate = collate
+        self._collate, self._generators = collate, OwnGenerators(collate)
         self._dataset = dataset
         self._seed = seed
 
@@ -89,7 +91,7 @@ class SeededCollate:
         """Return the batch."""
         assert self._dataset._first is not None
         epoch, _, place = self._dataset._first
-        own = own_generators(self._collate)
+        own = self._generators.of(epoch)
         with _rng.restored(own):
             _rng.seed_everything(_rng.mix(self._seed, epoch, place, 0), own)
             return self._collate(samples)
