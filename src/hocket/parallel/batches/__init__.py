@@ -8,6 +8,7 @@ from ._loss_form import GUARDED, LossForm, LossTally, MeasuredLoss, Reduction, b
 from ._loss_graph import (
     SAME_VALUES,
     SUMS,
+    divided_by,
     divisors,
     guarded,
     is_empty,
@@ -50,6 +51,7 @@ __all__ = [
     "average",
     "batch_of",
     "called",
+    "divided_by",
     "divisors",
     "each",
     "expected_size",

@@ -410,7 +410,7 @@ class _Judge:
         if self._form.kind == "sum":
             return whole.value, sum(one.value for one in parts)
         pairs = zip(parts, counts, strict=True)
-        losses = [one.value * (n or 1.0) for one, n in pairs if n or one.guard]
+        losses = [one.value * (n or one.weight) for one, n in pairs if n or one.guard or (one.weight and not one.count)]
         return whole.value, sum(losses) / (sum(counts) or 1.0)
 
     def _explains(

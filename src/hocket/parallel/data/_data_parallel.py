@@ -15,7 +15,7 @@ import torch
 from hocket.comm import torch_adapter
 
 from ..batches import batch as _batch
-from ..batches import tensors_in
+from ..batches import divided_by, tensors_in
 from ..mesh import World
 from ..state import FlatBundles, broadcast_tensors, check_model, is_excluded, keepers
 from ._apart import Apart, look_apart
@@ -306,6 +306,7 @@ class DataParallel(torch.nn.Module):
                 "with synchronised batch norm the weight of a loss must be known before the model is run, and this "
                 "loss is a mean over something else than samples: pass hocket.distribute(..., loss_weight=)"
             )
+            self._weigh_uncounted(note, reducer, roots[0])
 
     def gradients_of(self, inputs: Sequence[torch.Tensor]) -> None:
         """Refuse `torch.autograd.grad` for parameters, which gives the gradients of this rank's samples alone."""
@@ -320,6 +321,25 @@ class DataParallel(torch.nn.Module):
             )
 
     def _weigh(self, reducer: GradientReducer, note: _batch.Note | None) -> float:
+    def _weigh_uncounted(self, note: _batch.Note, reducer: GradientReducer, root: torch.Tensor) -> None:
+        """Weigh a sum of which `loss_weight` counts nothing: it is divided by a guard (`count.clamp(min=1)`).
+
+        One device divides it by what all ranks count, or by that guard if there is nothing.
+        """
+        assert note.share is not None
+        if (note.unit and note.weight) or not note.share.samples or root.numel() != 1:
+            return
+        if not (by := divided_by(root, note.share.samples)):
+            return
+        if self._crosses_ranks:
+            raise RuntimeError(
+                "loss_weight counts nothing of this rank's samples, and the loss is a sum all the same, whose gradient "
+                "synchronised batch norm sends to other ranks without their weight: take hocket.Trainer, or say "
+                'loss_reduction="sum" and divide by hocket.total(count).clamp(min=1)'
+            )
+        note.counted = by * note.unit if note.unit else float(self._world.size)
+        reducer.set_weight(note.weight)
+
         """Set the weight of the coming gradients; return by what to scale those of this forward pass besides.
 
         A mean over the samples is weighed where gradients arrive at parameters, whatever way they come: through outputs
