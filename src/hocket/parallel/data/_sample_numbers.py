@@ -93,7 +93,7 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module], samples: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._samples, self._shapes = samples, {p.shape for one in modules for p in one.parameters()}
         self.by_samples = self.others = False
 
