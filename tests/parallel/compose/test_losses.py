@@ -227,27 +227,32 @@ def _of_unknown(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return output.square().sum() / target.sum().clamp(min=1)
 
 
-def _objects_detected(kind: str, unknown: bool = False) -> list[float] | str:
+def _of_nearly_none(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return output.square().sum() / target.sum().clamp(min=0.25)
+
+
+def _objects_detected(kind: str, loss_fn: Any = _of_objects) -> list[float] | str:
     torch.manual_seed(0)
-    model, loss_fn = torch.nn.Linear(4, 6).double(), _of_unknown if unknown else _of_objects
+    model = torch.nn.Linear(4, 6).double()
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
     loader: Any = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*_objects()), batch_size=8)
     try:
         if kind in ("data", "accumulate", "weight"):
             plan = Plan(accumulate=2) if kind == "accumulate" else Plan(data_parallel_degree=2)
-            counter = (lambda batch: batch[1].sum()) if kind == "weight" else None
+            counter = _number if kind == "weight" else None
             trainer = hocket.Trainer(model, loss_fn, optimizer, plan=plan, loss_weight=counter)
             return [float(trainer.step(batch)) for batch in trainer.batches(loader)]
         own: Any = model
-        if kind == "distribute":
-            own, optimizer, loader = hocket.distribute(model, optimizer, loader)
+        if kind.startswith("distribute"):
+            counter = _number if kind == "distribute by weight" else None
+            own, optimizer, loader = hocket.distribute(model, optimizer, loader, loss_weight=counter)
         losses = []
         for x, y in loader:
             optimizer.zero_grad()
             loss = loss_fn(own(x), y)
             loss.backward()
             optimizer.step()
-            losses.append(hocket.average(loss.item()) if kind == "distribute" else loss.item())
+            losses.append(loss.item() if kind == "plain" else hocket.average(loss.item()))
         return losses
     except RuntimeError as error:
         return str(error)
@@ -255,8 +260,13 @@ def _objects_detected(kind: str, unknown: bool = False) -> list[float] | str:
 
 def _objects_by_ranks() -> list[list[float] | str]:
     """What two ranks say by each kind, then where the graph does not tell."""
-    found = [_objects_detected(kind) for kind in ("distribute", "data", "weight")]
-    return [*found, _objects_detected("distribute", unknown=True), _objects_detected("data", unknown=True)]
+    found = [_objects_detected(kind) for kind in ("distribute", "data", "weight", "distribute by weight")]
+    found += [_objects_detected(kind, _of_nearly_none) for kind in ("distribute by weight", "weight")]
+    return [*found, _objects_detected("distribute", _of_unknown), _objects_detected("data", _of_unknown)]
+
+
+def _number(batch: Any) -> torch.Tensor:
+    return batch[1].sum()
 
 
 def test_parts_without_objects_weigh_what_they_do_in_one_process() -> None:
@@ -264,7 +274,9 @@ def test_parts_without_objects_weigh_what_they_do_in_one_process() -> None:
     losses = _objects_detected("plain")
     assert _objects_detected("accumulate") == pytest.approx(losses, rel=1e-12)
     for rank in run_ranks(_objects_by_ranks, 2, timeout_s=60):
-        for one in rank[:3]:
+        for one in rank[:4]:
             assert one == pytest.approx(losses, rel=1e-12)
-        for one in rank[3:]:
+        assert rank[4] == pytest.approx(_objects_detected("plain", _of_nearly_none), rel=1e-12)
+        assert "loss_weight counts nothing in this batch" in rank[5]
+        for one in rank[6:]:
             assert "hocket.total(count).clamp(min=1)" in one

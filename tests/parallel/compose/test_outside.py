@@ -54,6 +54,10 @@ def _traced(model: Any, _: Any) -> None:
     torch.jit.trace(model, X)
 
 
+def _scripted(model: Any, _: Any) -> None:
+    torch.jit.script(model)
+
+
 def _failed(model: Any, _: Any) -> None:
     """Have a forward fail before it begins; parameters are read after it as before."""
 
@@ -159,7 +163,7 @@ ACTS: dict[str, Callable[[Any, Any], None]] = {
     "other data": _other_data, "in place": _in_place, "replaced": _replaced, "hooked": _hooked, "own step": _own_step,
     "state made": _state_made, "loaded": _loaded, "scheduled": _scheduled,
     "moved": _moved, "swapped": _swapped, "clipping": _clipping, "clamping": _clamping, "copied": _copied,
-    "pickled": _pickled, "saved": _saved, "traced": _traced, "failed": _failed,
+    "pickled": _pickled, "saved": _saved, "traced": _traced, "scripted": _scripted, "failed": _failed,
 }  # fmt: skip
 
 
@@ -206,7 +210,11 @@ REFUSED = {
     ("pipeline", "loaded"): "trainer.load_state_dict(state, or a file) takes whole weights",
     ("parameters", "copied"): "a model with sharded parameters cannot be copied",
     **{(name, "pickled"): "cannot be pickled: save trainer.state_dict()" for name in PARTS},
-    **{(name, "traced"): "load trainer.state_dict(), or a file of trainer.save_model" for name in PARTS},
+    **{
+        (name, act): "load trainer.state_dict(), or a file of trainer.save_model"
+        for name in PARTS
+        for act in ("traced", "scripted")
+    },
     **{(name, "saved"): "call trainer.save_model(folder) on every rank" for name in PARTS},
     ("pipeline", "copied"): "a copy of a model in a pipeline has the weights of this rank's stages alone",
     **{(name, "clipping"): "say clip_norm in the plan" for name in PLANS if name != "data"},
@@ -226,6 +234,30 @@ def test_what_is_done_past_the_trainer_counts_or_is_refused(name: str) -> None:
             assert said in found[act], act
         else:
             assert found[act] == pytest.approx(_trained(None, do), rel=1e-10), act
+
+
+def _compiled_step(name: str) -> list[float]:
+    model = _model()
+    trainer = hocket.Trainer(
+        model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1), PLANS[name], sample=X
+    )
+    step = torch.compile(trainer.step, backend="eager")
+    return [float(step((X, Y))) for _ in range(3)]
+
+
+@pytest.mark.parametrize("name", ["data", "tensor"])
+def test_a_step_that_is_compiled_runs_as_it_is(name: str) -> None:
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(X), Y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    for found in run_ranks(_compiled_step, 2, name, timeout_s=110):
+        assert found == pytest.approx(losses, rel=1e-10)
 
 
 def _each_rank_loads(name: str, states: list[dict[str, Any]] | None) -> Any:

@@ -9,6 +9,7 @@ from ._loss_form import GUARDED, LossForm, LossTally, MeasuredLoss, Reduction, b
 from ._loss_graph import (
     SAME_VALUES,
     SUMS,
+    divided_by,
     divisors,
     guarded,
     is_empty,
@@ -29,8 +30,8 @@ __all__ = [
     "GUARDED", "SAME_VALUES", "SUMS", "AgreedCount", "BatchPart", "BatchShard", "BatchSplitter", "Cutter",
     "DistributedLoader", "Key", "Keywords", "LossForm", "LossTally", "MeasuredLoss", "RandomStream", "RankSampler",
     "Reduction", "RngStates", "SeededDataset", "ShardedLoader", "SharedLoader", "TensorCount", "average",
-    "batch_of", "called", "divisors", "each", "expected_size", "fingerprint", "guarded", "inner_loader", "is_empty",
-    "is_of_one", "is_one_by_one", "kind_of", "mapped", "mix", "number", "own_generators", "possible_counts",
-    "put_back_generators", "restored", "samples_in", "sizes_of", "state_of", "tensors_in", "terms", "total",
-    "undisturbed", "views_like",
+    "batch_of", "called", "divided_by", "divisors", "each", "expected_size", "fingerprint", "guarded",
+    "inner_loader", "is_empty", "is_of_one", "is_one_by_one", "kind_of", "mapped", "mix", "number",
+    "own_generators", "possible_counts", "put_back_generators", "restored", "samples_in", "sizes_of", "state_of",
+    "tensors_in", "terms", "total", "undisturbed", "views_like",
 ]  # fmt: skip

@@ -321,21 +321,22 @@ class DistributedLoader(SharedLoader):
             if self.between is not None:
                 self.between()
             for share, part in loading(self._parts()):
-                _batch.enter(self, share, part, self._counted(share, part))
+                _batch.enter(self, share, part, *self._counted(share, part))
                 yield part
                 if self.between is not None and self.inside:
                     self.between()
         finally:
             _batch.leave(self)
 
-    def _counted(self, share: BatchShard, part: Any) -> float | None:
-        """Return the weight of a part by what it counts; a collective operation."""
+    def _counted(self, share: BatchShard, part: Any) -> tuple[float | None, float]:
+        """Return the weight of a part by what it counts, and that of one; a collective operation."""
         if self.loss_weight is None or share.world == 1:
-            return None
+            return None, 0.0
         count = number(self.loss_weight(part), "loss_weight") if share.samples else 0.0
         total = torch.tensor(count, dtype=torch.float64, device=self._among.device)
         self._among.all_reduce(total)
-        return count * share.world / float(total) if float(total) else 1.0
+        unit = share.world / float(total) if float(total) else 0.0
+        return count * unit if unit else share.weight, unit
 
 
 class ShardedLoader(SharedLoader):

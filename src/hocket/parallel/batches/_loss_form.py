@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from ._loss_graph import divisors, guarded
+from ._loss_graph import divided_by, divisors, guarded
 from .trees import mapped
 
 GUARDED = (
@@ -87,9 +87,11 @@ class LossForm:
         count = float(samples)
         if self.counter is not None:
             count = number(self.counter(batch_of(inputs, target)), "loss_weight")
-            if not count and guarded(loss, samples) is not False:  # a sum, divided by 1 since nothing counts
+            if count or not (by := divided_by(loss, samples)):
+                return MeasuredLoss(loss, count, count)
+            if by == 1:  # a sum, divided by 1 since nothing counts
                 return MeasuredLoss(loss, 1.0, 1.0, guard=True, by_samples=False)
-            return MeasuredLoss(loss, count, count)
+            return MeasuredLoss(loss, by, 0.0)
         guard = 1.0 in terms and guarded(loss, samples)
         if guard:
             terms = tuple(one or 1.0 for one in terms)
@@ -175,11 +177,12 @@ class LossTally:
         """Return the loss, and the count that it was divided by: 1 for a sum.
 
         Raises:
-            RuntimeError: terms of the loss divide by counts that differ; on every rank alike.
+            RuntimeError: terms of the loss divide by counts that differ, or there is nothing to count by which to
+                divide a sum; on every rank alike.
         """
         if self._form.kind == "sum":
             return self.sums[0], 1.0
-        _, count, parts, odd, zeros, guarding, unsure, off = self.sums.tolist()
+        added, count, parts, odd, zeros, guarding, unsure, off = self.sums.tolist()
         if parts > 1 and (off or self._form.counts):
             self._form.counts = True
             if unsure:
@@ -195,5 +198,11 @@ class LossTally:
             raise RuntimeError(
                 "tensors of the batch that gave the same count of what the loss divides by in the first batch differ "
                 "in this one: say which it is with loss_weight, or return (sum, count) from loss_fn"
+            )
+        if not count and added and self._form.counter is not None:
+            raise RuntimeError(
+                "loss_weight counts nothing in this batch, and the loss is a sum all the same, divided by something "
+                "other than 1: guard against dividing by zero by `count.clamp(min=1)`, or return (sum, count) from "
+                "loss_fn"
             )
         return self.sums[0] / count if count else torch.full_like(self.sums[0], 0.0 if zeros else torch.nan), count

@@ -56,6 +56,20 @@ def divisors(loss: torch.Tensor, samples: int | None = None) -> tuple[float, ...
     return tuple(found)
 
 
+def divided_by(loss: torch.Tensor, samples: int | None = None) -> float:
+    """Return what a loss divides by where all of its terms are sums over the same; else 0.
+
+    Args:
+        loss: A scalar.
+        samples: How many it is of; None if that is not known.
+    """
+    parts = terms(loss, samples) if loss.grad_fn is not None else []
+    if any(one.node is None or not _is_sum(one.node) or one.divisor is None for one in parts):
+        return 0.0
+    found = {abs(float(one.divisor)) for one in parts if one.divisor is not None}
+    return found.pop() if len(found) == 1 else 0.0
+
+
 def guarded(loss: torch.Tensor, samples: int | None = None) -> bool | None:
     """Return whether sums of a loss are divided by 1 where there was nothing to count: `sum / count.clamp(min=1)`.
 

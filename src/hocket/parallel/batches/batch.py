@@ -31,6 +31,8 @@ class Note:
     places: tuple[int, ...] = ()  # their addresses
     counted: float | None = None  # the weight, where the loss is a mean over something else than samples
     stated: bool = False  # whether the program has said so, and not the loss's graph
+    # the weight of one thing to count, where the program has said how many there are; 0 if there are none
+    unit: float = 0.0
 
     @property
     def weight(self) -> float:
@@ -77,15 +79,15 @@ _trained: Note | None = None  # the last whose ranks are in step
 _counting: bool | None = None
 
 
-def enter(owner: object, share: BatchShard | None, batch: Any, counted: float | None = None) -> None:
-    """Note that `owner` is about to yield `batch`, whose weight is `counted` if that is known."""
+def enter(owner: object, share: BatchShard | None, batch: Any, counted: float | None = None, unit: float = 0.0) -> None:
+    """Note that `owner` is about to yield `batch`, whose weight is `counted`, of `unit` each, if that is known."""
     global _last, _trained
     tensors = [tensor for tensor in tensors_in(batch) if tensor.layout is torch.strided and tensor.numel()]
     storages = tuple(weakref.ref(tensor.untyped_storage()) for tensor in tensors)
     _open.pop(id(owner), None)
     nbytes = tuple(tensor.numel() * tensor.element_size() for tensor in tensors)
     places = tuple(_place(tensor) for tensor in tensors)
-    _last = _open[id(owner)] = Note(share, storages, nbytes, places, counted, counted is not None)
+    _last = _open[id(owner)] = Note(share, storages, nbytes, places, counted, counted is not None, unit)
     if share is not None:
         _trained = _last
     for tensor in tensors:

@@ -26,7 +26,7 @@ from ..batches import (
     tensors_in,
     undisturbed,
 )
-from ..data import ForwardState, StateProbe, SynchronisedBatchNorm, as_evaluated, as_trained, tell
+from ..data import ForwardState, StateProbe, SynchronisedBatchNorm, as_evaluated, as_trained, draws_of, tell
 from ..mesh import World
 from ._composition import Composition
 from ._precision import exactly
@@ -97,12 +97,17 @@ class LossCheck:
         composition = self._composition
         if not self._cuts and composition.mesh["pipeline"].size > 1 and not _alike(part):
             return True  # nodes and edges, say: a cut may be no batch, and where one stage fails the others wait
-        few = few_samples(part, composition.mesh["data"])
+        mesh = composition.mesh
+        few = few_samples(part, mesh["data"])
         if few is None:
             return False
         modules = [composition.model, *(module for module, _ in composition.modules), *self._outside]
         if self._cuts:
             self._refuse_tables(modules)
+        if mesh["data"].size == mesh.whole.size:
+            draws = draws_of(modules, few.samples, lambda: composition.passes.value(few, lambda *_: None))
+            composition.passes.numbers.look()
+            composition.passes.numbers.decide(draws)
         with undisturbed(modules), self._exactly():
             found, steady = self._compared(modules, few)
             if isinstance(found, str):
@@ -393,7 +398,7 @@ class _Judge:
         if self._form.kind == "sum":
             return whole.value, sum(one.value for one in parts)
         pairs = zip(parts, counts, strict=True)
-        losses = [one.value * (n or 1.0) for one, n in pairs if n or one.guard]
+        losses = [one.value * (n or one.weight) for one, n in pairs if n or one.guard or (one.weight and not one.count)]
         return whole.value, sum(losses) / (sum(counts) or 1.0)
 
     def _explains(

@@ -107,16 +107,24 @@ def hint_at_saving(model: torch.nn.Module, *, quiet: bool) -> None:
 
 
 def refuse_tracing(model: torch.nn.Module) -> None:
-    """Refuse `torch.jit.trace` and `torch.export` of a model of which a rank computes its part alone."""
+    """Refuse `torch.jit.trace`, `torch.jit.script` and `torch.export` of a model of which a rank computes its part."""
     model.register_forward_pre_hook(_refuse_traces, prepend=True)
+    model.__prepare_scriptable__ = _refuse_script  # type: ignore[assignment]
 
 
 def _refuse_traces(*_: Any) -> None:
     if torch._C._get_tracing_state() is not None or torch.compiler.is_exporting():
-        raise RuntimeError(
-            "the plan divides the model among ranks, and a trace or an export would hold what this rank computes: "
-            "load trainer.state_dict(), or a file of trainer.save_model, into a model of one process, and export that"
-        )
+        raise RuntimeError(_NO_EXPORT)
+
+
+def _refuse_script() -> None:
+    raise RuntimeError(_NO_EXPORT)
+
+
+_NO_EXPORT = (
+    "the plan divides the model among ranks, and a trace or an export would hold what this rank computes: load "
+    "trainer.state_dict(), or a file of trainer.save_model, into a model of one process, and export that"
+)
 
 
 def _refuse_pickling(model: torch.nn.Module, protocol: int) -> Any:

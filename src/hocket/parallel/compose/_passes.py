@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ..batches import BatchPart, LossForm, LossTally, MeasuredLoss, called, samples_in, tensors_in, terms
 from ..batches import batch as _batch
-from ..data import BroadcastBuffers, ForwardState, ShardingStrategy
+from ..data import BroadcastBuffers, ForwardState, SampleNumbers, ShardingStrategy
 from ..mesh import World
 from ..pipeline import Micro, Pipeline, sizes
 
@@ -22,6 +22,7 @@ class Passes(Protocol):
     """What computes losses and gradients."""
 
     loss_fn: LossFn  # of output and target
+    numbers: SampleNumbers  # the random numbers that each rank draws for its samples
     answers: bool  # whether this rank is the one of its tensor-parallel and pipeline neighbours that knows metrics
     pipeline: Pipeline | None  # runs this rank's stages; None where it computes the model from its input to its output
     state: ForwardState | None  # keeps buffers right that forward passes change; None if there is none
@@ -58,6 +59,7 @@ class WholePasses:
         self.answers = answers
         self.state: ForwardState | None = None
         self.pipeline: Pipeline | None = None
+        self.numbers = SampleNumbers(data)
         self._running = running
         self._model = model
         self.loss_fn = loss_fn
@@ -78,7 +80,7 @@ class WholePasses:
             last = i == len(parts) - 1
             with self._form.passing(last), _batch.counting(part.samples):
                 self._buffers.send()
-                with self._running():
+                with self._running(), self.numbers.drawing():
                     output = called(self._model, part.inputs)
                     value = self.loss_fn(output, part.target)
                 measured = form.measure(value, part.inputs, part.target, part.samples)
@@ -132,6 +134,7 @@ class StagedPasses:
         self.answers = answers
         self.state: ForwardState | None = None
         self.pipeline: Pipeline | None = pipeline
+        self.numbers = SampleNumbers(data)  # alike on all ranks: what stages draw is not looked at
         self._pipeline = pipeline
         self.loss_fn = loss_fn
         self._micro_batches = pipeline.micro_batches

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from hocket.comm import torch_adapter
 from hocket.planner import PLAN_VARIABLE, Plan, Synchronisation
 from hocket.profile import note_plan
 from hocket.timeline import Timeline
@@ -196,6 +197,7 @@ class Trainer:
             return self._relaxation.batches(shared)
         return iter(shared) if self._preemption is None else self._preemption.batches(shared)
 
+    @torch_adapter.outside_compiler
     def step(self, batch: Any) -> torch.Tensor:
         """Take one step of training: forward, backward, and the update of the weights.
 

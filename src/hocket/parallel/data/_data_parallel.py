@@ -15,7 +15,7 @@ import torch
 from hocket.comm import torch_adapter
 
 from ..batches import batch as _batch
-from ..batches import tensors_in
+from ..batches import divided_by, tensors_in
 from ..mesh import World
 from ..state import FlatBundles, broadcast_tensors, check_model, is_excluded, keepers
 from ._apart import Apart, look_apart
@@ -26,6 +26,7 @@ from ._loss_weight import LossWeights
 from ._outside import OutsideModules
 from ._reducer import GradientReducer
 from ._replica_marks import ReplicaMarks
+from ._sample_numbers import Draws, SampleNumbers, draws_apart
 
 _serial = itertools.count()
 _living: "weakref.WeakSet[DataParallel]" = weakref.WeakSet()
@@ -101,6 +102,8 @@ class DataParallel(torch.nn.Module):
         replicated = {name: parameter for name, parameter in module.named_parameters() if not is_excluded(parameter)}
         self._marks = ReplicaMarks(replicated)
         self._losses = LossWeights(world, self._marks)
+        self._numbers = SampleNumbers(world)
+        self._draws: Draws | None = Draws((), 0)  # of the first forward pass; None once they were looked at
         self._replicated = list(replicated.values())
         self.module = module
         if world.size > 1:
@@ -132,7 +135,9 @@ class DataParallel(torch.nn.Module):
         if reducer is None or not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
         factor = self._before_forward(reducer, (args, kwargs))
-        return self._after_forward(reducer, self.module(*args, **kwargs), factor)
+        with nullcontext() if torch.compiler.is_compiling() else self._numbers.drawing():
+            output = self.module(*args, **kwargs)
+        return self._after_forward(reducer, output, factor)
 
     @torch_adapter.outside_compiler
     def _before_forward(self, reducer: GradientReducer, inputs: Any) -> float:
@@ -144,6 +149,9 @@ class DataParallel(torch.nn.Module):
             summed = None if note is not None and note.stated else self._loss_reduction == "sum"
             self._apart = look_apart(self.module, inputs, share.samples, summed=summed)
             self._refuse_parameters(self._apart.changing if self._apart is not None else [])
+            if self._draws is not None:
+                self._numbers.look()
+                self._draws = draws_apart(self.module, inputs, share.samples)
         self._share = 1.0 if share is None else share.weight
         self._check_parameters()
         # Where passes on several batches meet in one back-propagation, each has its samples' weight.
@@ -267,6 +275,8 @@ class DataParallel(torch.nn.Module):
         if self._reducer is None or note.share is None:
             return
         self._outside.watch()
+        if self._draws is not None:
+            self._numbers.look()
         if self._loss_reduction == "mean" and not self._crosses_ranks and not self._reducer.awaits_backward:
             self._reducer.set_weight(note.weight)
 
@@ -279,6 +289,9 @@ class DataParallel(torch.nn.Module):
         if reducer is None or len(roots) != 1 or not reducer.awaits_backward:
             return
         reducer.find_hooks()
+        if self._draws is not None and note is not None and note.share is not None:
+            self._numbers.decide(self._draws)
+            self._draws = None
         waiting = [m for m in _living if m._reducer is not None and m._reducer.awaits_backward]
         if len(waiting) > 1 and not torch_adapter.reaches(roots[0], self._made):
             return  # another model's loss
@@ -293,6 +306,7 @@ class DataParallel(torch.nn.Module):
         self._outside.compare(roots[0], self._world)
         if note.stated:
             self._marks.compare(self._world)
+            self._weigh_uncounted(note, reducer, roots[0])
             return
         note.counted = self._losses.of(roots[0], self._made, note, self._part, note.share.samples)
         if not self._crosses_ranks:
@@ -306,6 +320,25 @@ class DataParallel(torch.nn.Module):
                 "with synchronised batch norm the weight of a loss must be known before the model is run, and this "
                 "loss is a mean over something else than samples: pass hocket.distribute(..., loss_weight=)"
             )
+
+    def _weigh_uncounted(self, note: _batch.Note, reducer: GradientReducer, root: torch.Tensor) -> None:
+        """Weigh a sum of which `loss_weight` counts nothing: it is divided by a guard (`count.clamp(min=1)`).
+
+        One device divides it by what all ranks count, or by that guard if there is nothing.
+        """
+        assert note.share is not None
+        if (note.unit and note.weight) or not note.share.samples or root.numel() != 1:
+            return
+        if not (by := divided_by(root, note.share.samples)):
+            return
+        if self._crosses_ranks:
+            raise RuntimeError(
+                "loss_weight counts nothing of this rank's samples, and the loss is a sum all the same, whose gradient "
+                "synchronised batch norm sends to other ranks without their weight: take hocket.Trainer, or say "
+                'loss_reduction="sum" and divide by hocket.total(count).clamp(min=1)'
+            )
+        note.counted = by * note.unit if note.unit else float(self._world.size)
+        reducer.set_weight(note.weight)
 
     def gradients_of(self, inputs: Sequence[torch.Tensor]) -> None:
         """Refuse `torch.autograd.grad` for parameters, which gives the gradients of this rank's samples alone."""

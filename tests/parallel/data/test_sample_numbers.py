@@ -1,0 +1,103 @@
+"""Random numbers for samples: each rank draws its own, also where all ranks are seeded alike."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+from hocket.parallel.data._sample_numbers import draws_of
+from hocket.testing import run_ranks
+
+SAMPLES, BATCH = 24, 8
+
+
+class Noisy(nn.Module):
+    """Adds noise to samples, and keeps what it drew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.drop, self.drawn = nn.Linear(3, 3), nn.Dropout(0.5), []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn_like(x)
+        self.drawn.append(noise.flatten().tolist())
+        return self.inner(self.drop(x + noise))
+
+
+class LayerLeftOut(Noisy):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if torch.rand(()) < 2 else x
+
+
+class Quiet(Noisy):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.drawn.append([0.0])
+        return self.inner(x)
+
+
+def trained(way: str, kind: type[Noisy], in_loop: bool = False) -> tuple[list[Any], list[float], list[str]]:
+    """Return what the last steps drew in the model, what the loop drew, and the warnings."""
+    torch.manual_seed(0)
+    model, loader = kind(), DataLoader(TensorDataset(torch.ones(SAMPLES, 3), torch.ones(SAMPLES, 3)), batch_size=BATCH)
+    drawn, optimizer, after = model.drawn, torch.optim.SGD(model.parameters(), lr=0.1), []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if way == "trainer":
+            trainer = hocket.Trainer(model, F.mse_loss, optimizer)
+            for batch in trainer.batches(loader):
+                trainer.step(batch)
+                after.append(torch.rand(()).item())
+        else:
+            model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+            for x, y in loader:
+                F.mse_loss(model(x + torch.randn_like(x) if in_loop else x), y).backward()
+                optimizer.step()
+                after.append(torch.rand(()).item())
+    return drawn[-2:], after, [str(one.message) for one in caught if "seeded alike" in str(one.message)]
+
+
+@pytest.mark.parametrize("way", ["distribute", "trainer"])
+def test_ranks_draw_their_own_for_samples_and_alike_besides(way: str) -> None:
+    (first, loop, said), (other, other_loop, _) = run_ranks(trained, 2, way, Noisy)
+    assert first[0] != other[0]
+    assert first[1] != other[1]
+    assert first[0] != first[1]
+    assert loop == other_loop
+    assert len(set(loop)) == len(loop)
+    assert not said
+
+
+def test_what_holds_for_all_of_a_batch_stays_alike_and_is_told() -> None:
+    (first, loop, said), (other, other_loop, silent) = run_ranks(trained, 2, "distribute", LayerLeftOut)
+    assert first == other
+    assert loop == other_loop
+    assert len(said) == 1
+    assert "others that hold for all of a batch" in said[0]
+    assert not silent
+
+
+def test_noise_that_the_loop_draws_is_told() -> None:
+    (_, _, said), _ = run_ranks(trained, 2, "distribute", Quiet, True)
+    assert len(said) == 1
+    assert "the loop draws random numbers" in said[0]
+
+
+def test_a_model_that_draws_nothing_leaves_the_loop_its_numbers() -> None:
+    (_, loop, said), _ = run_ranks(trained, 2, "distribute", Quiet)
+    torch.manual_seed(0)
+    Quiet()
+    assert loop == [torch.rand(()).item() for _ in loop]
+    assert not said
+
+
+def test_numbers_in_the_shape_of_a_parameter_are_not_for_samples() -> None:
+    layer = nn.Linear(3, 4)
+    draws = draws_of([layer], 4, lambda: layer(torch.ones(4, 3)) + torch.rand_like(layer.weight).sum())
+    assert (draws.by_samples, draws.others) == (False, True)
+    draws = draws_of([layer], 4, lambda: F.dropout(layer(torch.ones(4, 3)), 0.5))
+    assert (draws.by_samples, draws.others) == (True, False)
