@@ -29,7 +29,7 @@ def test_a_bad_size_is_named(text):
 
 
 def test_sizes_are_refused_from_where_ranks_fill_the_memory(monkeypatch):
-    monkeypatch.setattr("hocket.launch.memory", lambda: (2**40, 2**30))
+    monkeypatch.setattr("hocket.cli.bench.memory", lambda: (2**40, 2**30))
     check_memory([2**10, 2**28], 4)
     with pytest.raises(BenchError, match="256 MiB is too much: the ranks fill 5 vectors.* 1 GiB .*; take 204 MiB or"):
         check_memory([2**10, 2**28], 5)
