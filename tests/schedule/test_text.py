@@ -81,6 +81,7 @@ def test_what_cannot_be_read_is_named_with_its_line(old, new, message):
     ("change", "message"),
     [
         (lambda d: d.pop("chunks"), r"\$\.chunks is missing"),
+        (lambda d: d.update(order="1f1b"), "is the order of a pipeline, which is read from text"),
         (lambda d: d["collective"].update(world="4"), r"\$\.collective\.world: '4' is no int"),
         (lambda d: d["steps"][1]["source"].__setitem__(2, 1.5), r"\$\.steps\[1\]\.source\[2\]: 1\.5 is no int"),
         (lambda d: d["steps"][0]["reduce"].pop(), r"\$\.steps\[0\]: the columns are of different lengths"),

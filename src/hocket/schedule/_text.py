@@ -132,6 +132,8 @@ def from_json(text: str) -> Schedule:
         document = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         raise ScheduleError(f"no JSON: {error}") from None
+    if isinstance(document, dict) and "order" in document:
+        raise ScheduleError("it is the order of a pipeline, which is read from text alone: take `show --text`")
     whole = _field(document, "$", "collective", dict)
     collective = Collective(
         _field(whole, "$.collective", "kind", str),
