@@ -45,3 +45,25 @@ def test_micro_batches_refuse_spectral_normalization() -> None:
     _arguments.check_micro_batches(model, 1)
     with pytest.raises(ValueError, match="'spectral' is a SpectralNormalization.*micro_batches=2"):
         _arguments.check_micro_batches(model, 2)
+
+
+def test_rand_augment_is_told() -> None:
+    import keras
+
+    from hocket.keras._look import BatchLook
+    from hocket.keras._random import DrawnShapes
+
+    layers = [keras.Input((8, 8, 3)), keras.layers.RandAugment(), keras.layers.Flatten(), keras.layers.Dense(1)]
+    x = torch.rand(4, 8, 8, 3)
+    look = BatchLook(keras.Sequential(layers), (x, x[:, 0, 0, 0]), training=True, own_loss=False, known=DrawnShapes())
+    assert any("RandAugment" in one for one in look.draws)
+
+
+def test_shapes_that_cannot_be_told_apart_are_told() -> None:
+    from hocket.keras._random import DrawnShapes
+
+    known = DrawnShapes()
+    known.learn({8: [(8,), (2,)], 3: [(3,), (2,)]})
+    assert [known.per_sample((4,), 4), known.per_sample((2,), 4), known.per_sample((1,), 1)] == [1, 0, 1]
+    with pytest.warns(UserWarning, match="cannot be told apart"):
+        assert not known.per_sample((2,), 2)

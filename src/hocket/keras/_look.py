@@ -72,6 +72,7 @@ class BatchLook:
         self.state = kept_of_data(self.kept.get(samples, {}), self.kept.values())
         if known.learn(self.shapes):
             self.draws.add(_random.OTHER_AXIS)
+        self.draws |= unlike(model)
         if not (wrong or self.draws) and any(self.shapes.values()):
             self.shares = True
             found = look_apart(probe, ((*batch, places), {}), samples, summed=False)
@@ -120,6 +121,12 @@ class _ModelProbe(torch.nn.Module):
         look.counts = len(made), len(losses)  # here, as what this module keeps is put back
         # Without a graph, by which masked parts would be weighted: ranks' losses count by their samples.
         return [*made, *(one.detach().requires_grad_() for one in (*losses, *own))]
+
+
+def unlike(model: Any) -> set[str]:
+    """Return what draws of a model are known to be others on ranks; a look sees one choice of such a layer."""
+    found = any(isinstance(layer, keras.layers.RandAugment) for layer in model._flatten_layers())
+    return {"RandAugment, whose Equalization goes by the batch"} if found else set()
 
 
 def kept_by(model: Any) -> dict[str, torch.Tensor]:

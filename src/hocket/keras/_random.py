@@ -4,6 +4,7 @@ Every rank's generators are equal and draw as many numbers, so dropout drops the
 number of workers. It costs each rank the drawing of the whole batch's masks.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -56,9 +57,18 @@ class DrawnShapes:
     def per_sample(self, shape: Sequence[int], rows: int) -> int:
         """Return how many rows of `shape` belong to each of `rows` samples; 0 if the first axis is another."""
         given = tuple(shape)
-        if not given or given in self._fixed:
+        if not given:
             return 0
         each, rest = divmod(given[0], rows)
+        if given in self._fixed:
+            if not rest and (each, given[1:]) in self._folded:
+                warnings.warn(
+                    f"the model draws random numbers of the shape {given} for its samples, of which this rank has "
+                    f"{rows}, and others of that shape, which cannot be told apart: they are other ones than those of "
+                    "one process. Take another batch size",
+                    stacklevel=2,
+                )
+            return 0
         return each if not rest and (each == 1 or (each, given[1:]) in self._folded) else 0
 
 

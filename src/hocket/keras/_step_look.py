@@ -11,7 +11,7 @@ from hocket.comm import torch_adapter
 from hocket.parallel.batches import BatchShard, Cutter, mapped, samples_in, tensors_in, undisturbed
 
 from . import _private, _random
-from ._look import FEW, by_moving_averages, kept_by, kept_of_data
+from ._look import FEW, by_moving_averages, kept_by, kept_of_data, unlike
 
 _ROUNDING = {torch.float64: 1e-4, torch.float32: 2e-3}
 """How far a gradient may be off, relative to its norm; `_COARSE` in other precisions."""
@@ -46,7 +46,7 @@ class StepLook:
     def __init__(self, model: Any, data: Any, shapes: _random.DrawnShapes, gathers: Callable[[Any], bool]) -> None:
         self.wrong = self.unknown = self.state = ""
         self.whole_loss = False
-        self.draws: set[str] = set()
+        self.draws = unlike(model)
         self._model = model
         self._gathers = gathers
         self._samples = min(FEW, samples_in(data))
