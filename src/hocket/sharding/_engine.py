@@ -262,6 +262,7 @@ def _examined(func: Any, args: Any, kwargs: dict[str, Any], marks: Any) -> Any:
         if not peers.gathers:
             raise
         _say(peers, name, args, kwargs, error.reason)
+        call.func = func  # a rule may have put another in its place before it was refused
         return _on_gathered(call, args, kwargs, error)
     _say(peers, name, args, kwargs, call.gathered)
     if call.answer is not NO_ANSWER:

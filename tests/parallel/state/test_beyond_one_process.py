@@ -45,7 +45,7 @@ def status_nbytes(name: str) -> int:
 
 def limit(spare_nbytes: int) -> None:
     """From here on this process can allocate no more than this beyond what it has."""
-    assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MIB)
+    assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MIB // 4)
     resource.setrlimit(resource.RLIMIT_DATA, (status_nbytes("VmData:") + spare_nbytes,) * 2)
 
 

@@ -105,7 +105,8 @@ class LossCheck:
         if self._cuts:
             self._refuse_tables(modules)
         if mesh["data"].size == mesh.whole.size:
-            draws = draws_of(modules, few.samples, lambda: composition.passes.value(few, lambda *_: None))
+            with torch.no_grad():  # FSDP keeps what it has gathered for a backward
+                draws = draws_of(modules, few.samples, lambda: composition.passes.value(few, lambda *_: None))
             composition.passes.numbers.look()
             composition.passes.numbers.decide(draws)
         with undisturbed(modules), self._exactly():

@@ -127,7 +127,7 @@ def draws_of(modules: Sequence[torch.nn.Module], samples: int, run: Callable[[],
     draws = Draws(modules, samples)
     if samples:
         try:
-            with undisturbed(modules), torch.enable_grad(), draws:
+            with undisturbed(modules), draws:
                 run()
         except Exception:  # the pass of the program itself will meet it
             return Draws((), samples)
