@@ -84,16 +84,19 @@ def test_a_message_of_no_bytes_holds_up_nothing() -> None:
 
 def leaves(pause_s: float) -> tuple[str, float]:
     """Rank 1 leaves its group and lives on; rank 0 waits for it."""
+    store = dist.distributed_c10d._get_default_store()
     dist.barrier()
     begin_s, said = time.monotonic(), ""
     if dist.get_rank() == 1:
         dist.destroy_process_group()
-        time.sleep(pause_s)
+        while not store.check(["said"]) and time.monotonic() < begin_s + pause_s:
+            time.sleep(0.05)
     else:
         try:
             dist.recv(torch.zeros(4), 1)
         except PeerDiedError as error:
             said = str(error)
+            store.set("said", said)
     return said, time.monotonic() - begin_s
 
 
@@ -105,13 +108,14 @@ def test_who_leaves_its_group_is_waited_for_no_longer() -> None:
 
 def rung_all_the_time() -> tuple[str, float]:
     """Rank 1 dies while rank 2 keeps sending to rank 0, which waits for rank 1."""
+    store = dist.distributed_c10d._get_default_store()
     dist.barrier()
     begin_s, said = time.monotonic(), ""
     if dist.get_rank() == 1:
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
     if dist.get_rank() == 2:
-        while time.monotonic() < begin_s + deadline(6.0):
+        while not store.check(["said"]) and time.monotonic() < begin_s + deadline(6.0):
             dist.isend(torch.ones(8), 0)
             time.sleep(0.02)
         return said, 0.0
@@ -119,6 +123,7 @@ def rung_all_the_time() -> tuple[str, float]:
         dist.recv(torch.zeros(4), 1)
     except PeerDiedError as error:
         said = str(error)
+        store.set("said", said)
     return said, time.monotonic() - begin_s
 
 

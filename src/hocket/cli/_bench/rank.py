@@ -36,6 +36,7 @@ class Rank:
             self.rank = MPI.COMM_WORLD.Get_rank()  # number of this rank
         else:
             self.rank = int(os.environ["RANK"])
+        self._share_cores = self.n > usable_cores()  # asked once: it reads files, which leaves caches cold
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         dist.init_process_group(
             "hocket", store=FileStore(self.spec["store"], self.n), rank=self.rank, world_size=self.n
@@ -55,7 +56,7 @@ class Rank:
         Ranks spin if each has a core. If they share cores they sleep, since one that spins keeps another from being
         there in time.
         """
-        shared = self.n > usable_cores()
+        shared = self._share_cores
         start = torch.tensor([time.perf_counter() + (_AHEAD_SHARED_S if shared else _AHEAD_S)], dtype=torch.float64)
         dist.all_reduce(start, dist.ReduceOp.MAX)
         start_s = start.item()
