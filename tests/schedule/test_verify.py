@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.schedule import Collective, Schedule, Step, verify
+from hocket.schedule import Collective, Schedule, Step, parse, verify
 
 from .brute_force import halving_doubling, keeps_contract, ring
 
@@ -210,3 +210,12 @@ def test_a_repeated_step_is_judged_as_the_steps_that_it_stands_for():
         assert found == verify(long)
         kept += not found
     assert kept
+
+
+@pytest.mark.parametrize(("all_of_them", "kept"), [("2 -> 0 reduce 0", True), ("1 -> 0 reduce 0", False)])
+def test_an_addition_of_what_a_copy_holds_already_may_come_before_it_or_after(all_of_them: str, kept: bool) -> None:
+    """Rank 0 has heard of rank 1, and of 2 or not; it is copied to rank 1 while 2 adds to that."""
+    steps = ["1 -> 0 reduce 0", all_of_them, "0 -> 1 copy 0\n2 -> 1 reduce 0", "1 -> 0 copy 0\n1 -> 2 copy 0"]
+    schedule = parse("\n".join(["schedule mutant barrier world=3 chunks=1", *(f"step\n{one}" for one in steps)]))
+    assert keeps_contract(schedule) == kept
+    assert any(finding.breaks for finding in verify(schedule)) == (not kept)

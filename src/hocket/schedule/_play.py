@@ -173,12 +173,16 @@ class _State:
         adds = step.reduce[moves.row]
         lost: list[Index] = []
         copies = np.flatnonzero(~adds)
+        both = np.empty(0, np.int64)
+        if 0 < len(copies) < len(adds):
+            both = np.intersect1d(moves.destination[copies], moves.destination[adds])
         if len(copies):
             lost.append(self._copy(moves, copies, read, spoilt))
+        copied = self.values[both]
         if len(copies) < len(adds):
             lost.append(self._add(moves, np.flatnonzero(adds), read, spoilt))
-        if len(copies) and len(copies) < len(adds):
-            both = np.intersect1d(moves.destination[copies], moves.destination[adds])
+        if len(both):  # where an addition changes what is copied, it matters which comes last
+            both = both[(self.values[both] != copied).reshape(len(both), -1).any(axis=1)]
             lost.append(np.flatnonzero(np.isin(moves.destination, both)))
         for move in np.concatenate(lost):
             cell = moves.destination[move]
