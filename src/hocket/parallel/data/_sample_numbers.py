@@ -127,7 +127,7 @@ def draws_of(modules: Sequence[torch.nn.Module], samples: int, run: Callable[[],
     draws = Draws(modules, samples)
     if samples:
         try:
-            with undisturbed(modules), draws:
+            with undisturbed(modules), torch_adapter.uncompiled(), draws:  # compiled code hides what it draws
                 run()
         except Exception:  # the pass of the program itself will meet it
             return Draws((), samples)
@@ -146,7 +146,7 @@ def draws_apart(module: torch.nn.Module, inputs: Any, samples: int) -> Draws:
     args, kwargs = inputs
     if not module.training or any(one._forward_hooks for one in module.modules()):
         return Draws((), samples)
-    with torch_adapter.without_collectives(), torch_adapter.uncompiled():
+    with torch_adapter.without_collectives():
         return draws_of([module], samples, lambda: module(*args, **kwargs))
 
 
