@@ -244,6 +244,20 @@ def test_statistics_that_batch_norm_would_write_to_a_gathered_tensor_are_not_los
         in_ranks(2, True, run)
 
 
+@pytest.mark.parametrize("name", ["as_strided", "as_strided_copy", "as_strided_scatter"])
+def test_what_reads_memory_in_its_order_is_refused(name: str) -> None:
+    """What is gathered lies in memory as it came, not as the program's tensor would."""
+    given = (torch.ones(2, 2),) if name == "as_strided_scatter" else ()
+
+    def run(peers: MemoryPeers) -> Any:
+        shard = Shard.even(0, 4, 2)
+        x = note(cut(torch.randn(6, 4).T, shard, peers.rank), shard, peers)
+        return getattr(torch, name)(x, *given, (2, 2), (1, 2), 1)
+
+    with pytest.raises(ShardingError, match=f"{name} asks how the tensor lies in memory"):
+        in_ranks(2, True, run)
+
+
 def test_what_is_written_to_stays_divided() -> None:
     def run(peers: MemoryPeers) -> Any:
         shard = Shard.even(0, 4, 2)

@@ -425,8 +425,8 @@ def _check_view(view: Any, name: str, written: bool) -> None:
 
 
 _OF_MEMORY = frozenset(
-    ["as_strided", "stride", "storage_offset", "data_ptr", "storage", "set", "resize", "resize_as", "set_data"]
-    + ["register_hook"]
+    ["as_strided", "as_strided_copy", "as_strided_scatter", "stride", "storage_offset", "data_ptr", "storage", "set"]
+    + ["resize", "resize_as", "set_data", "register_hook"]
 )
 
 
