@@ -5,6 +5,7 @@ whose sum of a layer is s b h (34 + 5 a s / h) bytes at 16 bits. What each opera
 kernels fused as in those papers: bias with GeLU, bias with dropout and residual, scale with mask and softmax.
 """
 
+from functools import partial
 from typing import Any
 
 from ._share import Operation, WorkloadError
@@ -111,21 +112,8 @@ def transformer(
     wide = float(tokens * hidden)  # s b h
     square = float(heads * batch) * sequence**2  # a s^2 b
 
-    def layer(label: str, kind: str, count: int, operations: tuple[Operation, ...], reductions: int) -> Layer:
-        return Layer(
-            label,
-            kind,
-            count,
-            count * parameter_nbytes,
-            count * gradient_nbytes,
-            count * optimizer_nbytes,
-            2 * wide,
-            operations,
-            tensor_limit=heads,
-            reductions=reductions,
-            reduced_bytes=2 * wide if reductions else 0.0,
-        )
-
+    nbytes = parameter_nbytes, gradient_nbytes, optimizer_nbytes
+    layer = partial(_layer, nbytes=nbytes, output_bytes=2 * wide, limit=heads)
     block = _block(float(tokens), hidden, wide, square, sequence)
     count = 12 * hidden**2 + 13 * hidden
     embedding = (Operation("embed", moved_bytes=5 * wide, saved_bytes=wide, part="shared", calls=2),)
@@ -154,6 +142,18 @@ def _check(**sizes: int) -> None:
         most = _MOST_LAYERS if name == "layers" else _MOST
         if not 1 <= size <= most:
             raise WorkloadError(f"a transformer with {name} = {size:,}; give 1 to {most:,}")
+
+
+def _layer(
+    label: str, kind: str, count: int, operations: tuple[Operation, ...], reductions: int, *,
+    nbytes: tuple[int, int, int], output_bytes: float, limit: int,
+) -> Layer:  # fmt: skip
+    """Return a layer of `count` parameters, each with `nbytes` of its own, of its gradient and its optimizer state."""
+    parameter, gradient, state = (count * each for each in nbytes)
+    return Layer(
+        label, kind, count, parameter, gradient, state, output_bytes, operations,
+        tensor_limit=limit, reductions=reductions, reduced_bytes=output_bytes if reductions else 0.0,
+    )  # fmt: skip
 
 
 def _block(tokens: float, hidden: int, wide: float, square: float, sequence: int) -> tuple[Operation, ...]:
@@ -267,14 +267,8 @@ def llama(
             Operation(label, moved_bytes=36 * wide, saved_bytes=6 * wide, part="repeated", calls=8),
         )
 
-    def layer(label: str, kind: str, count: int, operations: tuple[Operation, ...], reductions: int) -> Layer:
-        reduced = 2 * wide if reductions else 0.0
-        return Layer(
-            label, kind, count, count * parameter_nbytes, count * gradient_nbytes, count * optimizer_nbytes, 2 * wide,
-            operations,
-            tensor_limit=kv_heads, reductions=reductions, reduced_bytes=reduced,
-        )  # fmt: skip
-
+    nbytes = parameter_nbytes, gradient_nbytes, optimizer_nbytes
+    layer = partial(_layer, nbytes=nbytes, output_bytes=2 * wide, limit=kv_heads)
     group = hidden * kv_heads // heads
     scores = tokens * experts  # in 32 bits, as their softmax
     routed = (
