@@ -159,6 +159,40 @@ def meddling(wrap: Wrap, directory: Path) -> dict[str, Any]:
     }
 
 
+class Annealed(keras.layers.Layer):
+    """Adds a loss by a variable and by a plain attribute, which a callback changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = 0.0
+        self.kept = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, inputs: Any) -> Any:
+        self.add_loss((self.kept + self.plain) * keras.ops.mean(keras.ops.square(inputs)))
+        return inputs
+
+
+@case
+def annealing(wrap: Wrap, directory: Path) -> dict[str, Any]:
+    """A user's callback, of rank 0, that changes what the loss and the optimizer go by, and weights in a batch."""
+    layer = Annealed()
+    model = wrap(dense(layer))
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.3), "binary_crossentropy")
+
+    class Anneal(callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            layer.plain, self.model.optimizer.momentum = 0.5 * epoch, 0.3 + 0.2 * epoch
+            layer.kept.assign(epoch)
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            kernel = self.model.layers[0].kernel
+            kernel.assign(keras.ops.clip(kernel, -0.4, 0.4))
+
+    x, y = vectors(40)
+    fitted = model.fit(x, y, batch_size=15, epochs=3, verbose=0, callbacks=[Anneal()])
+    return {"history": fitted.history, "weights": model.get_weights()}
+
+
 @case
 def tensorboard(wrap: Wrap, directory: Path) -> dict[str, Any]:
     with summary_stand_in():
