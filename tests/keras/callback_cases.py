@@ -194,6 +194,31 @@ def annealing(wrap: Wrap, directory: Path) -> dict[str, Any]:
 
 
 @case
+def verbs_within_fit(wrap: Wrap, directory: Path) -> dict[str, Any]:
+    """A callback of all ranks evaluates and predicts by the verbs of the wrapped model, between steps that go on."""
+    model, seen = wrap(dense(keras.layers.BatchNormalization(), keras.layers.Dropout(0.2))), list[Any]()
+    x, y = vectors(15)
+
+    class Judge(callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 1:
+                seen.append(model.predict(x, batch_size=7, verbose=0))
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            seen.append(model.evaluate(x, y, batch_size=7, verbose=0))
+
+    judge = Judge() if wrap is not hocket_model() else placed_everywhere(Judge())
+    _, fitted = trained(wrap, [judge], epochs=2, model=model)
+    return {"history": fitted.history, "weights": model.get_weights(), "seen": seen}
+
+
+def placed_everywhere(callback: Any) -> Any:
+    import hocket.keras
+
+    return hocket.keras.callbacks.Callback(callback, run_on_all_ranks=True)
+
+
+@case
 def tensorboard(wrap: Wrap, directory: Path) -> dict[str, Any]:
     with summary_stand_in():
         board = callbacks.TensorBoard(str(directory), update_freq=2, write_graph=False, profile_batch=0)
