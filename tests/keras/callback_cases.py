@@ -159,6 +159,65 @@ def meddling(wrap: Wrap, directory: Path) -> dict[str, Any]:
     }
 
 
+class Annealed(keras.layers.Layer):
+    """Adds a loss by a variable and by a plain attribute, which a callback changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = 0.0
+        self.kept = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, inputs: Any) -> Any:
+        self.add_loss((self.kept + self.plain) * keras.ops.mean(keras.ops.square(inputs)))
+        return inputs
+
+
+@case
+def annealing(wrap: Wrap, directory: Path) -> dict[str, Any]:
+    """A user's callback, of rank 0, that changes what the loss and the optimizer go by, and weights in a batch."""
+    layer = Annealed()
+    model = wrap(dense(layer))
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.3), "binary_crossentropy")
+
+    class Anneal(callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            layer.plain, self.model.optimizer.momentum = 0.5 * epoch, 0.3 + 0.2 * epoch
+            layer.kept.assign(epoch)
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            kernel = self.model.layers[0].kernel
+            kernel.assign(keras.ops.clip(kernel, -0.4, 0.4))
+
+    x, y = vectors(40)
+    fitted = model.fit(x, y, batch_size=15, epochs=3, verbose=0, callbacks=[Anneal()])
+    return {"history": fitted.history, "weights": model.get_weights()}
+
+
+@case
+def verbs_within_fit(wrap: Wrap, directory: Path) -> dict[str, Any]:
+    """A callback of all ranks evaluates and predicts by the verbs of the wrapped model, between steps that go on."""
+    model, seen = wrap(dense(keras.layers.BatchNormalization(), keras.layers.Dropout(0.2))), list[Any]()
+    x, y = vectors(15)
+
+    class Judge(callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 1:
+                seen.append(model.predict(x, batch_size=7, verbose=0))
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            seen.append(model.evaluate(x, y, batch_size=7, verbose=0))
+
+    judge = Judge() if wrap is not hocket_model() else placed_everywhere(Judge())
+    _, fitted = trained(wrap, [judge], epochs=2, model=model)
+    return {"history": fitted.history, "weights": model.get_weights(), "seen": seen}
+
+
+def placed_everywhere(callback: Any) -> Any:
+    import hocket.keras
+
+    return hocket.keras.callbacks.Callback(callback, run_on_all_ranks=True)
+
+
 @case
 def tensorboard(wrap: Wrap, directory: Path) -> dict[str, Any]:
     with summary_stand_in():

@@ -1,6 +1,7 @@
 """Which callbacks a rank runs, and how the others follow what rank 0's have done."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
@@ -19,6 +20,7 @@ class Follow(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
         self._world = world
         self._broadcast = broadcast
         self._after_batches = False
+        self.watched: list[Callback] = []  # on rank 0, the callbacks that no other rank runs
 
     def set_after_batches(self) -> None:
         """Make ranks follow after every batch, not only where epochs begin and end."""
@@ -43,6 +45,7 @@ class Follow(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
     def on_test_begin(self, logs: Any = None) -> None:
         """Have all ranks validate with rank 0's moving averages."""
         self._broadcast.send_state()
+        self._follow()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Take over what a callback of rank 0 has restored. Stages of a pipeline keep what each of them has trained."""
@@ -64,11 +67,40 @@ class Follow(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # that of a loss scale has another's
         rate: Any = getattr(optimizer, "_learning_rate", None)
         settable = isinstance(rate, keras.Variable)
-        mine = (bool(model.stop_training), float(rate) if settable else None)
-        stop, value = self._world.from_root(mine)
+        changed: dict[Any, Any] = {}
+        for one in self.watched:
+            changed |= one._changed
+            one._changed = {}
+        mine = (bool(model.stop_training), float(rate) if settable else None, changed)
+        stop, value, changed = self._world.from_root(mine)
         model.stop_training = stop
         if settable and value != mine[1]:
             optimizer.learning_rate = value
+        if changed.pop(_VARIABLES, None) is not None:
+            self._broadcast.align()
+        if changed and self._world.rank > 0:
+            owners = _owners(model)
+            for (number, name), setting in changed.items():
+                setattr(owners[number], name, setting)
+
+
+_VARIABLES = "variables"
+
+
+def _owners(model: Any) -> list[Any]:
+    return [*model._flatten_layers(), getattr(model.optimizer, "inner_optimizer", model.optimizer)]
+
+
+def _looked(callback: Any) -> dict[Any, Any]:
+    """Return what a callback may change of its model: how often its variables have been, and plain attributes."""
+    owners = _owners(callback.model)
+    variables = [*callback.model.variables, *getattr(owners[-1], "variables", ())]
+    found: dict[Any, Any] = {_VARIABLES: [v.value._version for v in variables]}
+    for number, owner in enumerate(owners):
+        for name, value in (vars(owner) | {"trainable": getattr(owner, "trainable", None)}).items():
+            if isinstance(value, bool | int | float | str) and name[0] != "_" and name != "stop_training":
+                found[number, name] = value
+    return found
 
 
 class CollectOptimizerState(keras.callbacks.Callback):  # type: ignore[misc]
@@ -126,7 +158,12 @@ def placed(
         if world.rank > 0 and item.steers and hasattr(item.callback, "verbose"):
             item.callback.verbose = 0  # one rank says it
         item._own_logs = own_logs
-        here.append(item.callback if item.aggregate_logs else item)
+        watched = follow is not None and world.size > 1 and item.may_meddle
+        if watched and follow is not None:
+            item._look, item._changed = partial(_looked, item.callback), {}
+            item._looks_at_batches = _works_on_batches(item.callback)
+            follow.watched.append(item)
+        here.append(item if watched or not item.aggregate_logs else item.callback)
     if resume is not None:
         here.append(resume)
     if follow is not None and world.size > 1:

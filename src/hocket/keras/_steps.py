@@ -41,6 +41,7 @@ class Steps:
         self._bucket_bytes = bucket_bytes  # most bytes of gradients reduced together; None to choose
         self._yielded: BatchShard | None = None  # of the batch that a loader gave out last and no step has taken
         self._working: BatchShard | None = None  # of the batch that a step works on
+        self._installed = False  # whether the model's steps are those of all ranks
         self._reducer: GradientReducer | None = None
         self._reduced: list[int] = []
         self._everyone = world  # the ranks, and those of their pipelines
@@ -68,9 +69,10 @@ class Steps:
     @contextmanager
     def installed(self, *, training: bool) -> Iterator[None]:
         """Open a block in which the model's steps are those of all ranks together."""
-        if self._alone:
+        if self._alone or self._installed:  # a verb that a callback of all ranks calls finds the steps of `fit`
             yield
             self.model.__dict__.pop("_symbolic_build", None)
+            self._yielded = None
             return
         model = self.model
         for make in (model.make_train_function, model.make_test_function, model.make_predict_function):
@@ -93,6 +95,7 @@ class Steps:
             model.train_function = self._train(plain["train_function"])
             model.test_function = self._counted(plain["test_function"], "test")
             model.predict_function = self._predict(plain["predict_function"])
+            self._installed = True
             yield
 
     def _random_numbers(self) -> AbstractContextManager[None]:
@@ -104,6 +107,7 @@ class Steps:
         for name in (*losses, "_symbolic_build"):
             self.model.__dict__.pop(name, None)
         self._yielded = self._working = None
+        self._installed = False
 
     # --- what is exchanged ------------------------------------------------------------------------------------------
 

@@ -31,8 +31,9 @@ class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries
 
     Without this, a callback sees logs over all ranks' samples. Keras' own that steer training (EarlyStopping,
     ReduceLROnPlateau, LearningRateScheduler, TerminateOnNaN, SwapEMAWeights, History) run on every rank, which comes to
-    the same decision everywhere; all others run on rank 0 only. What such a one does to the optimizer's learning rate
-    and to `model.stop_training` all ranks follow; one that changes weights must run on all ranks.
+    the same decision everywhere; all others run on rank 0 only. What such a one does to variables of the model and the
+    optimizer, to their layers' plain attributes (numbers, texts, `trainable`), and to `model.stop_training`, all ranks
+    follow; one that changes anything else that training goes by must run on all ranks.
 
     Args:
         callback: A Keras callback.
@@ -51,6 +52,9 @@ class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries
         self.run_on_all_ranks = isinstance(callback, _STEERING) if run_on_all_ranks is None else run_on_all_ranks
         self.aggregate_logs = aggregate_logs
         self._own_logs: Callable[[Any, str], Any] = lambda logs, phase: logs
+        self._look: Callable[[], dict[Any, Any]] = dict  # what of the model it may change on one rank, by place
+        self._looks_at_batches = False
+        self._changed: dict[Any, Any] = {}  # what it has changed
 
     def set_params(self, params: Any) -> None:
         """As Keras calls it."""
@@ -81,15 +85,18 @@ class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries
         return not self.run_on_all_ranks and type(self.callback) not in _TELLING
 
 
-def _forward(name: str) -> Callable[..., Any]:
-    def hook(self: Callback, *args: Any, logs: Any = None) -> Any:
+def _forward(name: str) -> Callable[..., None]:
+    def hook(self: Callback, *args: Any, logs: Any = None) -> None:
         takes_position = "epoch" in name or "batch" in name
         if len(args) > takes_position:
             *args_, logs = args
             args = tuple(args_)
         if not self.aggregate_logs:
             logs = self._own_logs(logs, "test" if "test" in name else "train")
-        return getattr(self.callback, name)(*args, logs=logs)
+        look = self._look if self._looks_at_batches or "batch" not in name else dict
+        before = look()
+        getattr(self.callback, name)(*args, logs=logs)
+        self._changed |= {place: value for place, value in look().items() if before.get(place) != value}
 
     hook.__name__ = name
     hook.__doc__ = "As Keras calls it."
