@@ -1,6 +1,5 @@
 """`hocket run` inside jobs that other launchers have made: one start on every node of a Slurm allocation."""
 
-import contextlib
 import os
 import shlex
 import sys
@@ -84,12 +83,13 @@ def batch_script(command: Sequence[str], environment: Mapping[str, str]) -> str:
     90 s before the time limit its ranks get SIGUSR1; a job whose ranks have saved then (`Trainer.resume`) is queued
     again, and so is one that is preempted.
     """
-    wanted = {"nodes": "SLURM_JOB_NUM_NODES", "ntasks-per-node": None, "partition": "SLURM_JOB_PARTITION"}
-    each = None
-    with contextlib.suppress(ValueError):  # nodes differ, and -n was given
-        each = ranks_of_node(environment)
-    values = {key: environment.get(name) if name else each for key, name in wanted.items()}
-    head = [f"--{key}={value}" for key, value in values.items() if value]
+    cores = next(word for word in command if word.startswith("--cpus-per-task="))  # as srun's, which fails with fewer
+    wanted = {
+        "partition": "SLURM_JOB_PARTITION", "gpus-per-node": "SLURM_GPUS_PER_NODE", "mem": "SLURM_MEM_PER_NODE",
+        "mem-per-cpu": "SLURM_MEM_PER_CPU",
+    }  # fmt: skip
+    head = [f"--nodes={environment['SLURM_JOB_NUM_NODES']}", "--ntasks-per-node=1", cores]
+    head += [f"--{key}={environment[name]}" for key, name in wanted.items() if environment.get(name)]
     head += ["--requeue", "--signal=USR1@90", "--open-mode=append"]
     return "\n".join(
         [
