@@ -256,6 +256,13 @@ def uncompiled() -> contextlib.AbstractContextManager[Any]:
     return stance  # type: ignore[no-any-return]
 
 
+def unsaved() -> contextlib.AbstractContextManager[Any]:
+    """Open a block whose operators a program's hooks on saved tensors do not see, as those of torch's checkpoint."""
+    if _torch_c._autograd._top_saved_tensors_default_hooks(False) is None:
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda one: one, lambda one: one)
+
+
 def foreach_copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """Copy each source to its target, in one call."""
     torch._foreach_copy_(list(targets), list(sources))

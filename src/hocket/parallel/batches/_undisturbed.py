@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from hocket.comm import torch_adapter
+
 from ._generators import is_generator, set_state, state_of
 from ._rng import restored
 
@@ -27,7 +29,7 @@ def undisturbed(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
     inner = [one for one in inner if not isinstance(one, torch.jit.ScriptModule)]
     kept = [(one, dict(vars(one)), dict(one._buffers), [(v, _copy(v)) for v in _changeable(one)]) for one in inner]
     devices = sorted({p.device for one in inner for p in one.parameters(recurse=False) if p.is_cuda}, key=str)
-    with restored(), torch.random.fork_rng(devices=devices):
+    with restored(), torch_adapter.unsaved(), torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:

@@ -197,7 +197,8 @@ class DataParallel(torch.nn.Module):
         if factor != 1.0:
             output = scale_gradients(output, factor)
         made = tensors_in(output)
-        self._made = torch_adapter.graph_marks(made)
+        if not torch_adapter.in_backward():  # what a checkpoint computes again is no part of the program's graph
+            self._made = torch_adapter.graph_marks(made)
         if self._outputs is not None:
             self._outputs.append(made)
         if reducer.synchronises:
@@ -286,7 +287,10 @@ class DataParallel(torch.nn.Module):
         A mean over samples comes out with the weight that it has anyway; one over tokens with the right one.
         """
         note, reducer = self._latest, self._reducer
-        if reducer is None or len(roots) != 1 or not reducer.awaits_backward:
+        if reducer is None or len(roots) != 1:
+            return
+        again = not reducer.awaits_backward  # another loss of one forward pass, which may divide by something else
+        if again and not torch_adapter.reaches(roots[0], self._made):
             return
         reducer.find_hooks()
         if self._draws is not None and note is not None and note.share is not None:
@@ -298,7 +302,6 @@ class DataParallel(torch.nn.Module):
         if note is None or note.share is None or self._loss_reduction == "sum":
             self._marks.compare(self._world)
             return
-        self._latest = None
         if self._outputs is not None:
             self._losses.check_first(roots[0], self._outputs, self._made, note.share, self._apart)
             self._keep_state(self._apart)
@@ -308,12 +311,16 @@ class DataParallel(torch.nn.Module):
             self._marks.compare(self._world)
             self._weigh_uncounted(note, reducer, roots[0])
             return
+        before = note.counted
         note.counted = self._losses.of(roots[0], self._made, note, self._part, note.share.samples)
+        weight = note.weight
+        if again:
+            note.counted = before  # hocket.average is that of the first
         if not self._crosses_ranks:
-            reducer.set_weight(note.weight)
+            reducer.set_weight(weight)
             return
         # Gradients that cross ranks have been weighted in forward, by samples.
-        off = torch.tensor(float(abs(note.weight - note.share.weight) > 1e-6), device=self._world.device)
+        off = torch.tensor(float(abs(weight - note.share.weight) > 1e-6), device=self._world.device)
         self._world.all_reduce(off)
         if off:
             raise RuntimeError(
@@ -366,6 +373,8 @@ class DataParallel(torch.nn.Module):
         weight = 1.0 if note is None else note.weight
         if self._crosses_ranks:
             return weight
+        if torch_adapter.in_backward():  # a checkpoint computes again what has its weight
+            return 1.0
         if not reducer.awaits_backward:
             reducer.set_weight(weight)
         if weight == reducer.weight:
