@@ -411,6 +411,21 @@ def test_a_connection_that_has_broken_before_is_a_death_too(what):
     assert "rank 1 (host host1) died or left while rank 0 (host host0) waited in" in text
 
 
+def _all_others_die():
+    dist.barrier()
+    if dist.get_rank():
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin_s = time.monotonic()
+    with pytest.raises(PeerDiedError):
+        dist.recv(torch.ones(5))
+    return time.monotonic() - begin_s
+
+
+def test_who_waits_for_any_rank_hears_that_none_is_left_of_hosts_of_several():
+    waited_s = run([0, 0, 1, 1], _all_others_die, expect_death={1, 2, 3}, env={"HOCKET_TIMEOUT": "60"})[0]
+    assert waited_s < deadline(10)
+
+
 def _one_makes_a_group_alone():
     dist.barrier()
     try:

@@ -76,6 +76,7 @@ class Gloo:
         self._lock = threading.Lock()
         self._engine: Any = None
         self._found: list[str] = []  # names of its methods that are attributes here
+        self._connections: dict[int, int] = {}  # numbers of its descriptors, and which socket each was
         self._over = False
 
     def rank(self) -> int:
@@ -114,6 +115,7 @@ class Gloo:
                 for descriptor in connected:
                     with socket.socket(fileno=os.dup(descriptor)) as one:
                         keep_alive(one)
+                self._connections = {descriptor: _socket_number(descriptor) for descriptor in connected}
                 self.address = next(filter(None, map(_address, sorted(listening))), None)
                 for descriptor in listening:
                     _take_no_more(descriptor)
@@ -121,6 +123,11 @@ class Gloo:
                 _connected.add(self)
                 _ender()
             return self._engine
+
+    def alone(self) -> bool:
+        """Return whether all connections have ended: Gloo, which does not say so, closes its end of each that has."""
+        known = self._connections.items()
+        return bool(known) and all(_socket_number(descriptor) != number for descriptor, number in known)
 
     def close(self) -> None:
         """Close the connections, if there are any: peers that wait for this rank hear of it."""
@@ -195,6 +202,14 @@ def _sockets() -> tuple[set[int], set[int]]:
         except OSError:  # another thread has closed it
             continue
     return listening, connected
+
+
+def _socket_number(descriptor: int) -> int:
+    """Return which socket a descriptor is of, a number that no other has meanwhile; -1 if it is closed."""
+    try:
+        return os.fstat(descriptor).st_ino
+    except OSError:
+        return -1
 
 
 def _address(descriptor: int) -> str | None:

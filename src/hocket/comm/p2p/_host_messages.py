@@ -6,6 +6,7 @@ head to expect and posts its tensor under that tag, so that bytes come as fast a
 tensor. Where receives from any rank share the tag it posts it once the head has come.
 """
 
+import math
 import struct
 import threading
 import time
@@ -218,21 +219,18 @@ class HostMessage(Work):
     def _wait_for_any(self, deadline_s: float, timeout_s: float) -> None:
         """Wait for a message of any rank, as long as there is one: the engine does not say that all have gone."""
         came = c10d.begun(lambda: self._wait(self._first, deadline_s, timeout_s))
-        others = len(self._owner.numbers) - 1
         while not wait([came], _LOOK_S).done:
-            beside = self._owner.engine.beside
-            if beside is None or len(gone := beside.ended()) < others:
-                continue
-            if not wait([came], _GRACE_S).done:  # what was sent before would be here
+            if self._owner.engine.alone() and not wait([came], _GRACE_S).done:  # what was sent before would be here
                 self._owner.abandoned.append((self._first, self._frame))
-                self._peer = min(gone)
+                self._peer = int(self._owner.rank == 0)
                 raise self._failed(ConnectionError("no other rank is left"), None)
         came.result()
 
     def _wait(self, work: Any, deadline_s: float, timeout_s: float) -> None:
         """Wait for a message of the engine, and say what failed."""
         try:
-            work.wait(timedelta(seconds=max(0.001, deadline_s - time.monotonic())))
+            left_s = deadline_s - time.monotonic()
+            work.wait(timedelta(milliseconds=max(1, math.ceil(left_s * 1e3))))  # Gloo, which drops what is less
         except Exception as error:
             raise self._failed(error, timeout_s if time.monotonic() >= deadline_s else None) from error
 
