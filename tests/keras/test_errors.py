@@ -47,6 +47,21 @@ def attempts() -> dict[str, Callable[[], Any]]:
         made.compile("sgd", "mse")
         return made.fit(x, y, verbose=0)
 
+    class Shuffling(keras.utils.PyDataset):
+        def __init__(self) -> None:
+            super().__init__()
+            self.order = list(range(40))
+
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, number: int) -> Any:
+            those = self.order[8 * number : 8 * number + 8]
+            return x[those], y[those]
+
+        def on_epoch_end(self) -> None:
+            self.order = self.order[rank + 3 :] + self.order[: rank + 3]
+
     class Subclassed(keras.Model):
         def call(self, inputs: Any) -> Any:
             return inputs
@@ -119,6 +134,7 @@ def attempts() -> dict[str, Callable[[], Any]]:
         "tf.data": lambda: model().fit(tf_dataset()),
         "divided by the user": lambda: model().fit(x[rank::RANKS], y[rank::RANKS], verbose=0),
         "other batches": lambda: model().fit(((x + rank, y) for _ in range(3)), verbose=0),
+        "other batches in the second epoch": lambda: model().fit(Shuffling(), epochs=2, shuffle=False, verbose=0),
         "not compiled": lambda: hocket.keras.Model(cases.dense()).fit(x, y),
         "no model": lambda: hocket.keras.Model(torch.nn.Linear(2, 2)),
         "no callback": lambda: model().fit(x, y, callbacks=["checkpoint"]),
@@ -163,6 +179,7 @@ EXPECTED = {
     "tf.data": "TypeError: x is a tf.data.Dataset, which hocket cannot share out among ranks: pass arrays, a torch",
     "divided by the user": "ValueError: x on rank 1 is not that of rank 0 .*Give every rank the same, whole data",
     "other batches": "ValueError: the first batch on rank 1 is not that of rank 0 .*Give every rank the same",
+    "other batches in the second epoch": "ValueError: the first batch on rank 1 is not that of rank 0",
     "not compiled": "ValueError: You must call `compile",
     "no model": "TypeError: hocket.keras.Model wraps a keras.Model .*not Linear",
     "no callback": "TypeError: callbacks are instances of keras.callbacks.Callback, and 'checkpoint' is none",

@@ -39,7 +39,6 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
         self._world = world
         self._everyone = everyone
         self._note = note
-        self._agreed = False
         self._loader: Any = None
         if _private.is_torch_dataloader(source):
             before = self._loader = _loaders.get(source)
@@ -75,11 +74,11 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
             yield part
 
     def _of_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
-        cutter = Cutter(None)
+        cutter, agreed = Cutter(None), False
         for batch in batches:
-            if not self._agreed:
+            if not agreed:  # in each epoch: an order may be drawn anew where one ends
                 check_same(fingerprint(batch), self._everyone, "the first batch")
-                self._agreed = True
+                agreed = True
             share = BatchShard.of(cutter.size(batch), self._world.size, self._world.rank)
             self._note(share)
             yield cutter.cut(batch, share.begin, share.end) if share.samples else cutter.cut(batch, 0, 1)
