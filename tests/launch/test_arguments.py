@@ -68,6 +68,7 @@ def test_flags_end_at_the_script(line: str, target: str, arguments: list[str]) -
         ("--timeout soon s.py", "--timeout: invalid float value: 'soon'"),
         ("-m --no-python s.py", "exclude each other"),
         ("-x =1 s.py", "-x =1: give KEY=VALUE"),
+        ("--shutdown-timeout -5 s.py", "--shutdown-timeout -5: give 0 seconds or more"),
     ],
 )
 def test_mistakes_are_named(line: str, message: str) -> None:

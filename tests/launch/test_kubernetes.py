@@ -84,8 +84,9 @@ def test_words_reach_the_script_as_they_are_and_older_files_are_closed_to_others
 
 
 def test_what_pods_cannot_be_is_refused(script: Any) -> None:
-    with pytest.raises(ArgumentError, match="give the number of pods"):
-        parse_arguments(["--kubernetes=job.yaml", "--nnodes=1:4", script("")])
+    for nodes in ("1:4", "0"):
+        with pytest.raises(ArgumentError, match=f"--nnodes {nodes}: .*give the number of pods"):
+            parse_arguments(["--kubernetes=job.yaml", f"--nnodes={nodes}", script("")])
     for flags in (["--hosts=a,b"], ["--fabric=star:hosts=2"]):
         with pytest.raises(ArgumentError, match="--kubernetes says where all ranks are"):
             parse_arguments(["--kubernetes=job.yaml", *flags, script("")])

@@ -344,6 +344,8 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
         if not said.isdecimal():
             raise ArgumentError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={said}: give a whole number of seconds")
         flags.shutdown_timeout = int(said)
+    if flags.shutdown_timeout < 0:
+        raise ArgumentError(f"--shutdown-timeout {flags.shutdown_timeout}: give 0 seconds or more")
     if flags.aggregate and str(flags.nnodes) not in ("1", "1:1"):
         raise ArgumentError(
             "--aggregate is for one host; for several start `hocket aggregator` on one of them, and give its address "
@@ -358,7 +360,7 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
     nproc = _nproc(ranks_of_pod)
     if flags.kubernetes is not None and (flags.hosts, flags.hostfile, flags.fabric) != (None, None, None):
         raise ArgumentError("--kubernetes says where all ranks are; leave out --hosts, --hostfile, --fabric")
-    if flags.kubernetes is not None and str(flags.nnodes) != "1:1" and not str(flags.nnodes).isdigit():
+    if flags.kubernetes is not None and not re.fullmatch("1:1|0*[1-9][0-9]*", str(flags.nnodes)):
         raise ArgumentError(f"--nnodes {flags.nnodes}: with --kubernetes give the number of pods")
     flags.nproc_per_node = str(nproc)
     hosts: Mapping[str, int] = {}
