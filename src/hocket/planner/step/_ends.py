@@ -271,7 +271,7 @@ def _meanwhile(
     fetched = ends[0] + (passes - 1) * (ends[-1] - ends[0] if passes > 1 else 0.0) - passes * computed
     if left:
         between.add(more, link.add(left, rank.free_s))
-    return fetched, max(0.0, link.free_s - rank.free_s, between.free_s - rank.free_s)
+    return max(0.0, fetched), max(0.0, link.free_s - rank.free_s, between.free_s - rank.free_s)
 
 
 def _reduce_buckets(
