@@ -95,6 +95,41 @@ def test_a_model_that_draws_nothing_leaves_the_loop_its_numbers() -> None:
     assert not said
 
 
+def trained_by(plan: hocket.Plan) -> tuple[list[float], list[float]]:
+    """Return sums of the last outputs that the loss saw, of samples that are all the same, and what the loop drew."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 8), nn.Dropout(0.5))
+    seen, after, x = [], [], torch.ones(8, 8)
+
+    def loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        seen.append(output.sum().item())
+        return ((output - y) ** 2).mean()
+
+    trainer = hocket.Trainer(model, loss, torch.optim.SGD(model.parameters(), lr=0.0), plan, sample=x)
+    for _ in range(3):
+        trainer.step((x, torch.zeros(8, 8)))
+        after.append(torch.rand(()).item())
+    trainer.close()
+    return seen[-2:], after
+
+
+def of_every_plan() -> list[tuple[list[float], list[float]]]:
+    plans = [
+        hocket.Plan(data_parallel_degree=2, pipeline_parallel_degree=2, micro_batches=2),
+        hocket.Plan(data_parallel_degree=2, tensor_parallel_degree=2),
+        hocket.Plan(synchronisation="local:2"),
+    ]
+    return [trained_by(plan) for plan in plans]
+
+
+def test_groups_that_divide_the_model_draw_their_own_and_the_loop_alike() -> None:
+    ranks = run_ranks(of_every_plan, 4)
+    for number, group in enumerate([lambda r: r % 2, lambda r: r // 2, lambda r: r]):
+        seen = {(group(rank), tuple(found[number][0])) for rank, found in enumerate(ranks) if found[number][0]}
+        assert len(seen) == len({one for _, one in seen}) == len({one for one, _ in seen}) > 1
+        assert len({tuple(found[number][1]) for found in ranks}) == 1
+
+
 def test_numbers_in_the_shape_of_a_parameter_are_not_for_samples() -> None:
     layer = nn.Linear(3, 4)
     draws = draws_of([layer], 4, lambda: layer(torch.ones(4, 3)) + torch.rand_like(layer.weight).sum())

@@ -21,8 +21,10 @@ from ..data import (
     BroadcastBuffers,
     FullySharded,
     Replicated,
+    SampleNumbers,
     ShardedOptimizer,
     ShardingStrategy,
+    StageNumbers,
     blocks,
     on_several_hosts,
     synchronise,
@@ -265,11 +267,14 @@ def _passes(
     buffers = BroadcastBuffers([module for module, _ in draft.modules], data)
     # Of the ranks that compute the same loss one answers for it.
     answers = all(mesh[axis.name].rank == 0 for axis in inner() if axis.divides != "layers")
+    samples, stages = mesh["data"], mesh["pipeline"]
     if pipeline is None:
-        whole = WholePasses(draft.model, loss, loss_form, form, buffers, data, answers=answers, running=draft.running)
+        own, running = SampleNumbers(mesh.whole, samples.rank, own=data.size != samples.size), draft.running
+        whole = WholePasses(draft.model, loss, loss_form, form, buffers, data, own, answers=answers, running=running)
         return whole, buffers
     answers = answers and pipeline.holds_last
-    return StagedPasses(pipeline, loss, loss_form, form, buffers, mesh["data"], answers=answers), buffers
+    numbers = StageNumbers(mesh.whole, samples.rank * stages.size + stages.rank)
+    return StagedPasses(pipeline, loss, loss_form, form, buffers, samples, numbers, answers=answers), buffers
 
 
 def _groups(parameters: Mapping[str, torch.nn.Parameter], optimizer: Any) -> dict[str, int]:

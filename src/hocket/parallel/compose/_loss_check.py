@@ -104,7 +104,7 @@ class LossCheck:
         modules = [composition.model, *(module for module, _ in composition.modules), *self._outside]
         if self._cuts:
             self._refuse_tables(modules)
-        if mesh["data"].size == mesh.whole.size:
+        if mesh["data"].size > 1 and mesh["pipeline"].size == 1:  # the first step shows what stages draw
             with torch.no_grad():  # FSDP keeps what it has gathered for a backward
                 draws = draws_of(modules, few.samples, lambda: composition.passes.value(few, lambda *_: None))
             composition.passes.numbers.look()

@@ -52,6 +52,7 @@ class WholePasses:
         form: ShardingStrategy,
         buffers: BroadcastBuffers,
         data: World,
+        numbers: SampleNumbers,
         *,
         answers: bool,
         running: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -59,7 +60,7 @@ class WholePasses:
         self.answers = answers
         self.state: ForwardState | None = None
         self.pipeline: Pipeline | None = None
-        self.numbers = SampleNumbers(data)
+        self.numbers = numbers
         self._running = running
         self._model = model
         self.loss_fn = loss_fn
@@ -128,13 +129,14 @@ class StagedPasses:
         form: ShardingStrategy,
         buffers: BroadcastBuffers,
         data: World,
+        numbers: SampleNumbers,
         *,
         answers: bool,
     ) -> None:
         self.answers = answers
         self.state: ForwardState | None = None
         self.pipeline: Pipeline | None = pipeline
-        self.numbers = SampleNumbers(data)  # alike on all ranks: what stages draw is not looked at
+        self.numbers = numbers
         self._pipeline = pipeline
         self.loss_fn = loss_fn
         self._micro_batches = pipeline.micro_batches
@@ -161,7 +163,7 @@ class StagedPasses:
             fewest = self._pipeline.stages[0].fewest
             each = sizes(samples_in([part.target, part.inputs]), self._pipeline.micro_batches, fewest)
             self.state.begin(lambda i: each[i] / part.total if part.samples else 0.0)
-        with self._form.adding(), _batch.counting(part.samples):
+        with self._form.adding(), _batch.counting(part.samples), self.numbers.drawing():
             self._buffers.send()
             self._pipeline.accumulate(part.inputs, part.target, loss_of)
         if self.state is not None:

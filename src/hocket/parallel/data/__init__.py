@@ -9,14 +9,14 @@ from ._hooks import has_own_hooks, is_nonlinear, scale_gradients
 from ._overlap import on_several_hosts
 from ._reducer import GradientReducer
 from ._replica_marks import ReplicaMarks
-from ._sample_numbers import SampleNumbers, draws_of
+from ._sample_numbers import SampleNumbers, StageNumbers, draws_of
 from ._strategy import Replicated, ShardingStrategy
 from ._zero import ShardedOptimizer
 from .relaxed._relaxation import Relaxation
 
 __all__ = [
     "BroadcastBuffers", "DataParallel", "ForwardState", "FullySharded", "GradientReducer", "Relaxation",
-    "ReplicaMarks", "Replicated", "SampleNumbers", "ShardedOptimizer", "ShardingStrategy", "StateProbe",
+    "ReplicaMarks", "Replicated", "SampleNumbers", "ShardedOptimizer", "ShardingStrategy", "StageNumbers", "StateProbe",
     "SynchronisedBatchNorm", "as_evaluated", "as_trained", "blocks", "draws_of", "has_own_hooks", "is_nonlinear",
     "living", "look_apart", "normalise", "on_several_hosts", "scale_gradients", "synchronise", "tell",
 ]  # fmt: skip

@@ -36,11 +36,13 @@ class SampleNumbers:
     tells. Nor is anything changed where ranks are one, or a pass draws nothing.
 
     Args:
-        world: Ranks that have samples each.
+        world: Ranks that train one model.
+        place: Number of the samples that this rank has; ranks with equal ones draw alike. Its rank by default.
+        own: Whether each draws its own whatever a model draws; None while nobody knows.
     """
 
-    def __init__(self, world: World) -> None:
-        self._world, self._own = world, False
+    def __init__(self, world: World, place: int | None = None, *, own: bool | None = False) -> None:
+        self._world, self._place, self._own = world, world.rank if place is None else place, own
         self._marks: list[int] = []  # of the generators, when the first batch came and when the model was called
 
     def look(self) -> None:
@@ -65,19 +67,38 @@ class SampleNumbers:
         if not self._own or torch.compiler.is_compiling():
             yield
             return
-        generators = _generators()
-        before = [one.get_state() for one in generators]
-        for one, state in zip(generators, before, strict=True):
-            one.manual_seed(_seed(state, 1 + self._world.rank))
-        begun = [one.get_state() for one in generators]
-        try:
+        with _apart(self._place) as drawn:
             yield
-        finally:
-            for one, state, first in zip(generators, before, begun, strict=True):
-                if torch.equal(one.get_state(), first):  # nothing was drawn
-                    one.set_state(state)
-                else:
-                    one.manual_seed(_seed(state, 0))
+        _go_on(drawn)
+
+
+class StageNumbers(SampleNumbers):
+    """Has each stage of a pipeline draw its own random numbers, once a step has shown that one of them draws.
+
+    Stages draw unlike. Left to themselves they would drop the same elements of different layers, and have generators
+    of unlike states afterwards, from which the loop would draw unlike numbers for the inputs, which the first stage
+    takes, and for the targets, which the last one takes.
+
+    Args:
+        world: All ranks of the model.
+        place: Number of the samples and the stages that this rank has; ranks with equal ones draw alike.
+    """
+
+    def __init__(self, world: World, place: int) -> None:
+        super().__init__(world, place, own=None if world.size > 1 else False)
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Open a block for a step; ranks whose generators were alike have them alike again. The first is collective."""
+        if self._own is False:
+            yield
+            return
+        with _apart(self._place) as drawn:
+            yield
+        if self._own is None:
+            self._own = any(self._world.from_all(bool(drawn)))
+        if self._own:
+            _go_on(_generators())
 
 
 class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -155,6 +176,29 @@ def _generators() -> list[torch.Generator]:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found.append(torch.cuda.default_generators[torch.cuda.current_device()])
     return found
+
+
+@contextmanager
+def _apart(place: int) -> Iterator[list[torch.Generator]]:
+    """Open a block with generators of a place's own; then they are as before, and the list has those drawn from."""
+    generators, drawn = _generators(), list[torch.Generator]()
+    before = [one.get_state() for one in generators]
+    for one, state in zip(generators, before, strict=True):
+        one.manual_seed(_seed(state, 1 + place))
+    begun = [one.get_state() for one in generators]
+    try:
+        yield drawn
+    finally:
+        drawn.extend(
+            one for one, first in zip(generators, begun, strict=True) if not torch.equal(one.get_state(), first)
+        )
+        for one, state in zip(generators, before, strict=True):
+            one.set_state(state)
+
+
+def _go_on(generators: list[torch.Generator]) -> None:
+    for one in generators:
+        one.manual_seed(_seed(one.get_state(), 0))
 
 
 def _seed(state: torch.Tensor, *places: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ...batches import RngStates, mix
 from ...mesh import World
@@ -18,7 +19,8 @@ def own_numbers(world: World, device: torch.device) -> Iterator[None]:
     Their seed is drawn from the common generator of the CPU, once on every rank, so that ranks stay in step, and so
     that activation checkpointing, which replays that generator, replays these numbers too.
     """
-    seed = mix(int(torch.randint(0, 2**62, (), device="cpu")), world.rank) >> 1
+    with _disable_current_modes():  # who notes what a model draws is told of what it draws with this seed
+        seed = mix(int(torch.randint(0, 2**62, (), device="cpu")), world.rank) >> 1
     generator = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
     state = generator.get_state()
     generator.manual_seed(seed)
