@@ -69,6 +69,11 @@ def test_flags_end_at_the_script(line: str, target: str, arguments: list[str]) -
         ("-m --no-python s.py", "exclude each other"),
         ("-x =1 s.py", "-x =1: give KEY=VALUE"),
         ("--shutdown-timeout -5 s.py", "--shutdown-timeout -5: give 0 seconds or more"),
+        (".", "is a directory without a __main__.py"),
+        ("--run-dir= s.py", "--run-dir '': give a directory"),
+        ("--run-dir s.py s.py", "--run-dir 's.py': give a directory"),
+        ("--hosts a --ssh= s.py", "--ssh '' is no command; write 'ssh -p 2222'"),
+        ("--hosts a --ssh ' s.py", "is no command; write 'ssh -p 2222'"),
     ],
 )
 def test_mistakes_are_named(line: str, message: str) -> None:
@@ -86,12 +91,26 @@ def test_mistakes_are_named(line: str, message: str) -> None:
         ("--node-rank=2", "--node-rank 2: the numbers of 2 hosts are 0 to 1"),
         ("--monitor-interval=0", "--monitor-interval 0.0: give a number of seconds above 0"),
         ("--log-dir=/proc/none", "No such file or directory"),
+        ("--nnodes=x", "--nnodes x: give a number of hosts, or the fewest and the most as 2:4"),
+        ("--nnodes=2:1", "--nnodes 2:1: give a number of hosts"),
+        ("--max-restarts=-1", "--max-restarts -1: give 0 or more"),
+        ("--redirects=x", "--redirects x: give 0"),
+        ("--tee=0:1,3", "--tee 0:1,3: give 0"),
+        ("-n 2 --local-ranks-filter=0,2", "--local-ranks-filter 0,2: give local ranks, 0 to 1"),
+        ("--signals-to-handle=SIGTERM,FOO", "there is no signal 'FOO'"),
+        ("--event-log-handler=foo", "--event-log-handler foo: torch has no such handler"),
     ],
 )
 def test_what_torch_would_end_on_is_named(line: str, message: str, tmp_path: Path) -> None:
     arguments = parse_arguments(["--nnodes=2", *line.split(), __file__])
     with pytest.raises(ArgumentError, match=message):
         launch_config(arguments, str(tmp_path))
+
+
+def test_binding_to_memory_needs_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ArgumentError, match="--numa-binding node: torch binds by GPUs"):
+        launch_config(parse_arguments(["--numa-binding=node", __file__]), str(tmp_path))
 
 
 def test_variables_may_be_named_without_a_value(monkeypatch: pytest.MonkeyPatch) -> None:

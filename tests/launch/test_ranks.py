@@ -294,8 +294,10 @@ def test_bad_arguments_are_refused_before_anything_starts(script: Any, tmp_path:
         launch([path], 0)
     with pytest.raises(ArgumentError, match="unknown flag --wolrd"):
         launch([path], 2, flags=["--wolrd"])
-    with pytest.raises(ArgumentError, match="max_restarts must be >= 0"):
+    with pytest.raises(ArgumentError, match="--max-restarts -1: give 0 or more"):
         launch([path], 2, flags=["--max-restarts=-1"])
+    with pytest.raises(ArgumentError, match="rendezvous backend 'foo' is not registered"):
+        launch([path], 2, flags=["--rdzv-backend=foo"])
     with pytest.raises(ArgumentError, match="-x NOT_SET_ANYWHERE: give KEY=VALUE"):
         launch([path], 2, flags=["-x", "NOT_SET_ANYWHERE"])
     with pytest.raises(ArgumentError, match="the rendezvous host 'no.such.host.invalid' does not resolve"):

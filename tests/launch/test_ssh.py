@@ -271,13 +271,6 @@ def test_a_missing_ssh_is_named(hocket: Any, script: Any, tmp_path: Path) -> Non
     assert process.returncode == 1
 
 
-@pytest.mark.parametrize("ssh", ["", " ", "ssh 'x"])
-def test_what_is_no_command_to_reach_hosts_is_refused(ssh: str, hocket: Any, script: Any, tmp_path: Path) -> None:
-    process = hocket("run", "--hosts", "a", "--ssh", ssh, "--no-run-dir", script(""), cwd=tmp_path)
-    assert "is no command; write 'ssh -p 2222'" in process.communicate(timeout=deadline(60))[1]
-    assert process.returncode == 1
-
-
 def test_nothing_secret_is_told_before_a_host_has_said_that_it_is_there(
     hocket: Any, script: Any, tmp_path: Path
 ) -> None:

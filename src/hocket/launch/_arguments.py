@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import socket
 import uuid
 from collections.abc import Mapping, Sequence
@@ -337,6 +338,12 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
         raise ArgumentError(f"there is no script {target!r} in {os.getcwd()}")
     if kind == "script" and not (os.path.isfile(target) or os.path.isdir(target)):
         raise ArgumentError(_NO_FILE.format(target))
+    if kind == "script" and os.path.isdir(target) and not os.path.exists(os.path.join(target, "__main__.py")):
+        raise ArgumentError(f"{target} is a directory without a __main__.py; name the script in it")
+    if flags.run_dir is not None and (not flags.run_dir or os.path.isfile(flags.run_dir)):
+        raise ArgumentError(f"--run-dir {flags.run_dir!r}: give a directory, which need not exist")
+    if (flags.hosts, flags.hostfile) != (None, None) and not _words(flags.ssh):
+        raise ArgumentError(f"--ssh {flags.ssh!r} is no command; write 'ssh -p 2222', say")
     if flags.timeout is not None and not flags.timeout > 0:
         raise ArgumentError(f"--timeout {flags.timeout}: give a number of seconds above 0")
     if flags.shutdown_timeout is None:
@@ -454,6 +461,13 @@ def _nproc(text: str) -> int:
     if nproc < 1:
         raise ArgumentError(f"-n {text}: give 1 rank or more, or auto, cpu or gpu")
     return nproc
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # a quotation without its end
+        return []
 
 
 def _environment(items: Sequence[str]) -> dict[str, str]:

@@ -4,8 +4,10 @@ Beside torch's public names it overrides the hooks that elastic documents for ag
 `_monitor_workers`, `_shutdown`; https://docs.pytorch.org/docs/stable/elastic/agent.html) and reads `_pcontext`.
 """
 
+import argparse
 import logging
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -13,8 +15,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.events.handlers import get_logging_handler
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
@@ -101,6 +105,7 @@ def launch_config(arguments: LaunchArguments, log_directory: str) -> LaunchConfi
     # It would set the number of threads to 1 for all to see; what we choose goes to the ranks only.
     with _environment_restored(OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1")):
         try:
+            _check(flags, arguments.nproc)
             config: LaunchConfig = config_from_args(flags)[0]
             if config.rdzv_backend in ("static", "c10d"):
                 _, port = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=-1)
@@ -114,6 +119,35 @@ def launch_config(arguments: LaunchArguments, log_directory: str) -> LaunchConfi
         except (AssertionError, OSError, RuntimeError, ValueError) as error:
             raise ArgumentError(str(error)) from error
     return config
+
+
+def _check(flags: argparse.Namespace, nproc: int) -> None:
+    """Raise ValueError for what torchrun would take, or refuse in words that do not name the flag."""
+    fewest, _, most = flags.nnodes.partition(":")
+    if not re.fullmatch(r"\d+(:\d+)?", flags.nnodes) or not 1 <= int(fewest) <= int(most or fewest):
+        raise ValueError(f"--nnodes {flags.nnodes}: give a number of hosts, or the fewest and the most as 2:4")
+    if flags.max_restarts < 0:
+        raise ValueError(f"--max-restarts {flags.max_restarts}: give 0 or more")
+    for name, text in ("redirects", flags.redirects), ("tee", flags.tee):
+        if not re.fullmatch(r"[0-3]|(\d+:[0-3],)*\d+:[0-3]", text):
+            raise ValueError(
+                f"--{name} {text}: give 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), or one of them for local "
+                "ranks as 0:1,1:3"
+            )
+    for word in filter(None, flags.local_ranks_filter.split(",")):
+        if not word.strip().isdecimal() or int(word) >= nproc:
+            raise ValueError(f"--local-ranks-filter {flags.local_ranks_filter}: give local ranks, 0 to {nproc - 1}")
+    for name in flags.signals_to_handle.split(","):
+        if name.strip() not in signal.Signals.__members__:
+            raise ValueError(f"--signals-to-handle: there is no signal {name!r} here; SIGTERM is one, say")
+    try:
+        get_logging_handler(flags.event_log_handler)
+    except KeyError:
+        raise ValueError(
+            f"--event-log-handler {flags.event_log_handler}: torch has no such handler; null and console are two"
+        ) from None
+    if flags.numa_binding is not None and not torch.cuda.is_available():
+        raise ValueError(f"--numa-binding {flags.numa_binding}: torch binds by GPUs, and finds none on this host")
 
 
 class _RoutedLogs(LogsSpecs):

@@ -25,6 +25,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from hocket.comm import rendezvous, torch_adapter
 from hocket.comm.secret_store import SecretStore, StoreServer
 
+from ._arguments import ArgumentError
 from ._facts import free_port
 from ._failure import LaunchError
 
@@ -111,8 +112,10 @@ def meet(config: LaunchConfig, directory: str, *, one_host: bool) -> Meeting:
     if config.rdzv_backend not in ("static", "c10d"):
         try:
             return _Elsewhere(rendezvous_registry.get_rendezvous_handler(parameters), directory)
-        except (RendezvousError, ValueError) as error:
+        except RendezvousError as error:
             raise not_met(config, error) from error
+        except ValueError as error:
+            raise ArgumentError(f"--rdzv-backend {config.rdzv_backend}, --rdzv-endpoint: {error}") from error
     if one_host:
         place = RendezvousStoreInfo(config.local_addr or "localhost", free_port())
         return Meeting(_Numbered(config, 0, 1, None, place), directory)

@@ -209,13 +209,7 @@ def _command(arguments: LaunchArguments, host: str) -> list[str]:
 
 
 def _remote(arguments: LaunchArguments, host: str, command: list[str]) -> list[str]:
-    try:
-        words = shlex.split(arguments.ssh)
-    except ValueError:  # a quotation without its end
-        words = []
-    if not words:
-        raise LaunchError(f"--ssh {arguments.ssh!r} is no command; write 'ssh -p 2222', say")
-    return [*words, *_OPTIONS, host, "--", shlex.join(["exec", *command])]
+    return [*shlex.split(arguments.ssh), *_OPTIONS, host, "--", shlex.join(["exec", *command])]
 
 
 def _refuse(found: Iterator[Diagnosis], arguments: LaunchArguments, say: Callable[[str], None]) -> None:
