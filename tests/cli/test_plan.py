@@ -118,7 +118,10 @@ SELENE = ("--cluster", "selene-like")
     ("words", "said"),
     [
         (["gpt-7b", "-n", "8", "--cluster", "selene-like", "--tensor", "5"], "can be divided among 5 workers"),
-        (["gpt-7b", "-n", "8", "--cluster", "selene-like", "--memory", "1GiB"], "memory: the plan that needs least"),
+        (
+            ["gpt-7b", "-n", "8", "--cluster", "selene-like", "--memory", "1GiB"],
+            "14 GiB on each of 8 workers if",
+        ),
         (["gpt-9b", "-n", "8"], "there is no transformer 'gpt-9b'"),
         (["nothing", "-n", "8"], "there is no workload 'nothing'"),
         (["missing.py:build", "-n", "8"], "there is no file 'missing.py'"),

@@ -204,8 +204,10 @@ def test_a_refusal_names_the_rule(selene: Network, fixed: dict[str, object], sai
 
 def test_what_fits_nowhere_is_refused_with_what_is_missing(selene: Network) -> None:
     with pytest.raises(
-        PlanError, match="memory: the plan that needs least, .*, needs .* on a worker, and there are 8 GiB"
+        PlanError, match="memory: the plan that needs least, .*, needs .* on a worker, and there are 14.1 GiB"
     ):
+        search(named_transformer("gpt-7b"), selene, workers=8, batch=8, memory_limit=int(14.1 * 2**30))
+    with pytest.raises(PlanError, match="state are .*, .* on each of 8 workers if nothing is held twice, and .* 8 GiB"):
         search(named_transformer("gpt-175b"), selene, workers=8, batch=8, memory_limit=8 * 2**30)
 
 

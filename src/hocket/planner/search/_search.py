@@ -23,6 +23,7 @@ from ._preference import NEAR, preferred
 # Of the memory: what a plan may need that is preferred for being simple.
 _ROOMY = 0.9
 _PRECISIONS = ("bfloat16", "float8")  # of a workload, that a plan has a word for
+_MORE = "use more workers, smaller batches, or devices with more memory"
 _BUCKETS = tuple(round(2**20 * size) for size in (1, 2, 4, 8, 16, 25, 50, 100, 200))
 
 
@@ -129,6 +130,14 @@ def search(
     network = network.first(workers)
     precision = {"precision": fixed["precision"]} if fixed and "precision" in fixed else {}
     workload = in_precision(Plan(**precision), workload)
+    state = sum(one.parameter_bytes + one.gradient_bytes + one.optimizer_bytes for one in workload.layers)
+    if limit and state > limit * workers:  # the hunt would try all that there is
+        rule = (
+            f"parameters, gradients and the optimizer's state are {format_bytes(state, 3)}, "
+            f"{format_bytes(state / workers, 3)} on each of {workers} workers if nothing is held twice, "
+            f"and there are {format_bytes(limit, 3)}"
+        )
+        raise PlanError("no plan was found:", [PlanFinding("memory", rule, _MORE)])
     hunt = _Hunt(workload, network, constants, grid, limit, keep)
     # Layouts by their lower bound: the first ones are good, and the bound of one that cannot be ranked ends the hunt.
     bounds = sorted(((hunt.bound(one), index, one) for index, one in enumerate(layouts(grid, len(workload.layers)))))
@@ -283,4 +292,4 @@ class _Hunt:
             f"the plan that needs least, {plan.describe()}, needs {format_bytes(nbytes, 3)} on a worker, "
             f"and there are {format_bytes(self.limit, 3)}"
         )
-        return PlanFinding("memory", rule, "use more workers, smaller batches, or devices with more memory")
+        return PlanFinding("memory", rule, _MORE)
