@@ -69,6 +69,9 @@ def test_bytes_survive_being_written(nbytes: int) -> None:
 
 def test_quantities_are_written_shortly() -> None:
     assert units.format_rate(12.5e9) == "12.5 GB/s"
+    assert units.format_rate(12.3456789e9, 4) == "12.35 GB/s"
+    assert units.format_rate(0, 4) == "0 B/s"
+    assert units.format_flops(15.6789e12, 3) == "15.7 TFLOP/s"
     assert units.format_time(1.5e-6) == "1.5 us"
     assert units.format_bytes(16 * 2**30) == "16 GiB"
     assert units.format_bytes(57.2123 * 2**30, 3) == "57.2 GiB"
@@ -77,3 +80,5 @@ def test_quantities_are_written_shortly() -> None:
     assert units.format_bytes(-202_927_104, 3) == "-194 MiB"
     assert units.format_time(0.0123456, 3) == "12.3 ms"
     assert units.format_time(3e-10, 3) == "0.3 ns"
+    assert units.format_time(1500, 4) == "1500 s"
+    assert units.format_time(-0.0123456, 3) == "-12.3 ms"

@@ -106,29 +106,28 @@ def parse_flops(value: str | float) -> float:
     return _parse(value, _FLOPS, "compute rate", '"15.7 TFLOP/s"')
 
 
-def _format(value: float, steps: list[tuple[str, str]]) -> str:
+def _format(value: float, steps: list[tuple[str, str]], digits: int | None = None) -> str:
     """Return the value in the largest unit that leaves at least 1, with as many digits as reading it back takes."""
     exact = Decimal(repr(float(value)))
     factor, unit = next(
-        ((Decimal(f), u) for f, u in steps if exact >= Decimal(f)), (Decimal(steps[-1][0]), steps[-1][1])
+        ((Decimal(f), u) for f, u in steps if abs(exact) >= Decimal(f)), (Decimal(steps[-1][0]), steps[-1][1])
     )
-    return f"{(exact / factor).normalize():f} {unit}"
+    return (
+        f"{(exact / factor).normalize():f} {unit}" if digits is None else f"{float(exact / factor):.{digits}g} {unit}"
+    )
 
 
-def format_rate(rate_Bps: float) -> str:
-    """Return a rate as `parse_rate` reads it back exactly, as in "12.5 GB/s"."""
-    return _format(float(rate_Bps), [("1e12", "TB/s"), ("1e9", "GB/s"), ("1e6", "MB/s"), ("1e3", "kB/s"), ("1", "B/s")])
+def format_rate(rate_Bps: float, digits: int | None = None) -> str:
+    """Return a rate as `parse_rate` reads it back exactly, as in "12.5 GB/s", or with so many digits at the most."""
+    steps = [("1e12", "TB/s"), ("1e9", "GB/s"), ("1e6", "MB/s"), ("1e3", "kB/s"), ("1", "B/s")]
+    return _format(float(rate_Bps), steps, digits)
 
 
 def format_time(time_s: float, digits: int | None = None) -> str:
     """Return a time as `parse_time` reads it back exactly, as "1.5 us", or with so many digits at the most."""
     if time_s == 0:
         return "0 s"
-    steps = [("1", "s"), ("1e-3", "ms"), ("1e-6", "us"), ("1e-9", "ns")]
-    if digits is None:
-        return _format(float(time_s), steps)
-    factor, unit = next(((float(f), u) for f, u in steps if abs(time_s) >= float(f)), (1e-9, "ns"))
-    return f"{time_s / factor:.{digits}g} {unit}"
+    return _format(float(time_s), [("1", "s"), ("1e-3", "ms"), ("1e-6", "us"), ("1e-9", "ns")], digits)
 
 
 def format_bytes(nbytes: float, digits: int | None = None) -> str:
@@ -148,6 +147,6 @@ def format_bytes(nbytes: float, digits: int | None = None) -> str:
     return f"{value:,.0f} {unit}" if abs(value) >= 10**digits or factor == 1 else f"{value:.{digits}g} {unit}"
 
 
-def format_flops(rate: float) -> str:
-    """Return a compute rate as `parse_flops` reads it back exactly, as in "15.7 TFLOP/s"."""
-    return _format(float(rate), [("1e15", "PFLOP/s"), ("1e12", "TFLOP/s"), ("1e9", "GFLOP/s"), ("1", "FLOP/s")])
+def format_flops(rate: float, digits: int | None = None) -> str:
+    """Return a compute rate as `parse_flops` reads it back exactly, as in "15.7 TFLOP/s", or with so many digits."""
+    return _format(float(rate), [("1e15", "PFLOP/s"), ("1e12", "TFLOP/s"), ("1e9", "GFLOP/s"), ("1", "FLOP/s")], digits)

@@ -126,6 +126,7 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], Any]]] = {
     "a loss of halves": ((2, 256, 6), lambda x: F.l1_loss(90 + x.half(), torch.zeros(2, 256, 6).half())),
     "pooled halves": ((2, 2, 64, 16), lambda x: F.avg_pool2d(90 + x.half(), (64, 16))),
     "pooled halves, adaptively": ((2, 2, 64, 16), lambda x: F.adaptive_avg_pool2d(90 + x.half(), 1)),
+    "steps that change shapes in place": ((4, 6, 4), lambda x: torch.nanquantile(x, torch.tensor([0.1, 0.9]), dim=2)),
     "aten's convolution": (
         (4, 2, 3),
         lambda x: torch.ops.aten.conv1d(TABLE.view(2, 2, 6), x, None, [1], [1]),

@@ -1,7 +1,6 @@
 """How verbs speak: errors of the user's on stderr with exit code 2, results as JSON on stdout."""
 
 import json
-import math
 import os
 import shutil
 import sys
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+
+from hocket._files import json_value, write_whole
 
 BAD_INPUT = 2
 RANKS = ("-n", "--np", "--workers", "--nproc-per-node")
@@ -42,8 +43,14 @@ def one_error(verb: str, kind: type[Exception] = ValueError) -> Iterator[None]:
 
 def write_file(verb: str, path: Path, text: str, option: str = "") -> None:
     """Write a file that the user asked for, or end with one clear error that names the option."""
-    try:
+    with _writing(verb, path, option):
         path.write_text(text, encoding="utf-8", errors="replace")  # names of files are any bytes
+
+
+@contextmanager
+def _writing(verb: str, path: Path, option: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         bad_input(verb, f"{option}{str(path)!r} cannot be written: {error.strerror}")
 
@@ -53,10 +60,8 @@ def write_at_once(verb: str, path: Path, text: str, option: str = "") -> None:
     if path.exists() and not path.is_file():
         write_file(verb, path, text, option)
     else:
-        place = path.resolve()
-        draft = place.with_name(f".{place.name}.part")
-        write_file(verb, draft, text, option)
-        draft.replace(place)
+        with _writing(verb, path, option):
+            write_whole(path.resolve(), text)
 
 
 def check_place(verb: str, path: Path | None, option: str = "") -> None:
@@ -66,16 +71,7 @@ def check_place(verb: str, path: Path | None, option: str = "") -> None:
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(_numbers(value), indent=2, allow_nan=False))
-
-
-def _numbers(value: Any) -> Any:
-    """Return the value with None for what JSON has no number for: not finite ones."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _numbers(one) for key, one in value.items()}
-    return [_numbers(one) for one in value] if isinstance(value, list | tuple) else value
+    print(json.dumps(json_value(value), indent=2, allow_nan=False))
 
 
 def print_paragraph(text: str) -> None:

@@ -265,11 +265,13 @@ def time(
 
 def _expected(row: dict[str, Any]) -> tuple[str, str]:
     low, high = row["expected"]["interval_s"]
-    return _short(row["expected"]["seconds"], "s"), f"{_short(low, 's')} to {_short(high, 's')}"
+    from hocket.units import format_time
+
+    return format_time(row["expected"]["seconds"], 4), f"{format_time(low, 4)} to {format_time(high, 4)}"
 
 
 def _timing_row(timing: Any, nbytes: int) -> dict[str, Any]:
-    from hocket.units import format_bytes
+    from hocket.units import format_bytes, format_rate, format_time
 
     seconds = timing.seconds
     rate = nbytes / seconds if seconds > 0 else 0.0
@@ -284,17 +286,10 @@ def _timing_row(timing: Any, nbytes: int) -> dict[str, Any]:
         "busiest_link": timing.cluster.link_names[busiest] if len(use) else "",
         "used": float(use[busiest] / seconds) if len(use) and seconds > 0 else 0.0,
         "shown": format_bytes(nbytes),
-        "time": _short(seconds, "s"),
-        "algbw": _short(rate, "B/s"),
-        "busbw": _short(bus, "B/s"),
+        "time": format_time(seconds, 4),
+        "algbw": format_rate(rate, 4),
+        "busbw": format_rate(bus, 4),
     }
-
-
-def _short(value: float, unit: str) -> str:
-    """Format with four digits and an SI prefix."""
-    prefixes = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0), ("m", 1e-3), ("u", 1e-6), ("n", 1e-9))
-    prefix, scale = next(((p, s) for p, s in prefixes if value >= s), ("", 1.0))
-    return f"{value / scale:.4g} {prefix}{unit}"
 
 
 def _perfetto(timing: Any) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from hocket.units import format_rate
+
 from ._doctor import Diagnosis
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -96,23 +98,21 @@ def judge(hosts: Sequence[str], links: Links) -> Iterator[Diagnosis]:
             if one and others and max(one) < _SLOW * median(others) and host not in slow:
                 slow.add(host)
                 what = way if max(own) >= _SLOW * median(others) else "sends and receives"
-                text = f"{host} {what} at {_rate(median(one))}, others reach {_rate(median(others))} among themselves"
+                reached = f"{format_rate(median(one), 3)}, others reach {format_rate(median(others), 3)}"
+                text = f"{host} {what} at {reached} among themselves"
                 yield Diagnosis(
                     "link", "warning", text, "look at its cable, its port of the switch, and what else uses it"
                 )
     rest = {pair: rate for pair, rate in rates.items() if not slow & set(pair)}
     for (sender, receiver), rate in rest.items():
         if rate < _SLOW * median(rest.values()):
-            text = f"from {sender} to {receiver} {_rate(rate)}, {_rate(median(rest.values()))} between others"
+            reached = f"{format_rate(rate, 3)}, {format_rate(median(rest.values()), 3)}"
+            text = f"from {sender} to {receiver} {reached} between others"
             yield Diagnosis("link", "warning", text, "look at what connects these two")
     if rest:
         latencies = [found["latency_s"] for found in links.values() if not found["problem"]]
         text = (
-            f"{_rate(min(rest.values()))} to {_rate(max(rest.values()))} between hosts, latency "
+            f"{format_rate(min(rest.values()), 3)} to {format_rate(max(rest.values()), 3)} between hosts, latency "
             f"{min(latencies) * 1e6:.0f} to {max(latencies) * 1e6:.0f} us"
         )
         yield Diagnosis("network", "ok", text)
-
-
-def _rate(rate_Bps: float) -> str:
-    return f"{rate_Bps / 1e9:.2f} GB/s" if rate_Bps >= 1e9 else f"{rate_Bps / 1e6:.3g} MB/s"

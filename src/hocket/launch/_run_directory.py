@@ -25,6 +25,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from hocket._files import write_whole
 from hocket._tasks import described
 
 from ._facts import resources, versions
@@ -183,11 +184,8 @@ class LaunchDirectory:
 
     def _write(self, **facts: Any) -> None:
         self._facts |= facts
-        name = f"run{self._suffix}.json"
-        part = os.path.join(self.path, f".{name}.{os.getpid()}")
-        with open(part, "w") as file:
-            file.write(json.dumps(self._facts, indent=2, default=str) + "\n")
-        os.replace(part, os.path.join(self.path, name))
+        text = json.dumps(self._facts, indent=2, default=str) + "\n"
+        write_whole(Path(self.path, f"run{self._suffix}.json"), text)
 
 
 def _check_own(runs: Path) -> None:

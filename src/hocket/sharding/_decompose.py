@@ -38,9 +38,17 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if func in decomposition_table:
                 with self:
                     return decomposition_table[func](*args, **(kwargs or {}))
+        seen = mapped(_seen, (tuple(args), kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        self.steps.append((name, args, kwargs or {}, result))
+        self.steps.append((name, *seen, result))
         return result
+
+
+def _seen(leaf: Any) -> Any:
+    """Return an argument as it is now: a later step such as `unsqueeze_` may change a tensor's shape."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return Operand(tuple(leaf.shape), None, False, False, leaf.dtype, leaf)
 
 
 def apply_rule(call: OperatorCall) -> Outcome:
@@ -141,7 +149,7 @@ def _examined_by(call: OperatorCall) -> Any:
         call.refuse("has no rule, and tells what differs on shards")
     steps.pop()
     mine.pop()
-    tensors = [leaf for step in steps[:1] for leaf in leaves(step[1:3]) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for step in steps[:1] for leaf in leaves(step[1:3]) if isinstance(leaf, Operand)]
     if len(steps) == 1 and len(tensors) == len(list(call.operands())) and _is_pointwise(steps[0][0]):
         return _POINTWISE
     if [step[0] for step in steps] != [step[0] for step in mine]:
@@ -188,13 +196,9 @@ def _demanded(call: OperatorCall, name: str, args: Any, kwargs: Any, made: Any, 
     """Apply the rule of one operator of the trace; return its arguments as it demands them of this rank."""
 
     def operand(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        return Operand(tuple(leaf.shape), shards.get(id(leaf)), False, False, leaf.dtype, leaf)
+        return dataclasses.replace(leaf, shard=shards.get(id(leaf.tensor))) if isinstance(leaf, Operand) else leaf
 
-    inner = OperatorCall(
-        name, mapped(operand, tuple(args)), mapped(operand, kwargs), call.ranks, call.rank, call.exchanges
-    )
+    inner = OperatorCall(name, mapped(operand, args), mapped(operand, kwargs), call.ranks, call.rank, call.exchanges)
     made = [leaf for leaf in leaves(made) if isinstance(leaf, torch.Tensor)]
     if all(one.shard is None for one in inner.operands()):
         return _marked((inner.args, inner.kwargs))

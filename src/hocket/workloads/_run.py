@@ -15,11 +15,11 @@ finds a directory without one can make it.
 
 import contextlib
 import json
-import math
-import os
 import time
 from pathlib import Path
 from typing import Any
+
+from hocket._files import json_value, write_whole
 
 CONFIG, METRICS, EVENTS, PICTURE, TRACE, RESULT = (
     "config.json",
@@ -92,14 +92,12 @@ class RunDirectory:
 
     def write(self, name: str, document: dict[str, Any]) -> None:
         """Write a whole JSON file so that a reader finds the old one or the new one, never a part."""
-        unfinished = self.path / f".{name}.{os.getpid()}"
-        unfinished.write_text(json.dumps(_finite(document), indent=2) + "\n")
-        unfinished.replace(self.path / name)
+        write_whole(self.path / name, json.dumps(json_value(document), indent=2) + "\n")
 
     def _append(self, name: str, records: list[dict[str, Any]]) -> None:
         # One write, unbuffered: a line is in the kernel's hands, whole, or not written at all.
         with (self.path / name).open("ab", buffering=0) as file:
-            file.write(b"".join(json.dumps(_finite(record)).encode() + b"\n" for record in records))
+            file.write(b"".join(json.dumps(json_value(record)).encode() + b"\n" for record in records))
 
 
 class Tail:
@@ -125,17 +123,6 @@ class Tail:
             with contextlib.suppress(ValueError):
                 records.append(json.loads(line))
         return records
-
-
-def _finite(value: Any) -> Any:
-    """Replace infinity and NaN, which JSON has not, by null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 # Events that carry a part of the result, and its name there.

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hocket._files import json_value
+
 _ROUNDING = 1e-6  # a first difference below it comes from the order of floating-point operations
 _SMALL_TYPES = {"bfloat16", "float16"}
 
@@ -46,10 +48,7 @@ class LossComparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values; numbers that JSON does not know are None."""
-        plain = asdict(self)
-        plain.update(one=list(map(_finite, self.one)), several=list(map(_finite, self.several)))
-        plain["worst"] = _finite(self.worst)
-        return plain
+        return dict(json_value(asdict(self)))
 
 
 class NothingRecorded(RuntimeError):
@@ -215,7 +214,3 @@ def _hints(
 def _some(names: list[str]) -> str:
     quoted = [repr(name) for name in names[:3]]
     return ", ".join(quoted) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

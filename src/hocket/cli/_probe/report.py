@@ -37,17 +37,13 @@ def table(pings: dict[tuple[int, int], PingFit], result: dict[str, Any]) -> list
     lines = []
     for number, rank in enumerate(result["ranks"]):
         lines.append(
-            f"rank {number} on {rank['host']}: memory {format_rate(_four(rank['memory_Bps']))}, "
-            f"{format_flops(_four(rank['flops']))}"
+            f"rank {number} on {rank['host']}: memory {format_rate(rank['memory_Bps'], 4)}, "
+            f"{format_flops(rank['flops'], 4)}"
         )
     for pair in result["pairs"]:
         a, b = pair["ranks"]
         line = pings[a, b]
-        times = ", ".join(f"{format_bytes(int(n))} {format_time(_four(s))}" for n, s in pair["seconds"].items())
-        fitted = f"{format_time(_four(line.latency_s))}, {format_rate(_four(line.rate_Bps))}"
+        times = ", ".join(f"{format_bytes(int(n))} {format_time(s, 4)}" for n, s in pair["seconds"].items())
+        fitted = f"{format_time(line.latency_s, 4)}, {format_rate(line.rate_Bps, 4)}"
         lines.append(f"ranks {a} and {b}: {fitted}; one way: {times}")
     return lines
-
-
-def _four(value: float) -> float:
-    return float(f"{value:.4g}")

@@ -264,7 +264,7 @@ def _assumptions(
         elif workload:
             none = "none besides what the workload counts as one kernel, the optimizer among them"
         rows.append(("fusion", fused if constants.fused_share else none, "assumed"))
-        moved = f"{constants.memory_share:.0%} of {format_rate(network.memory_Bps)}"
+        moved = f"{constants.memory_share:.0%} of {format_rate(network.memory_Bps, 4)}"
         rows.append(
             ("memory", moved, basis)
             if network.memory_Bps
@@ -277,7 +277,7 @@ def _assumptions(
         for kind, constant in _KINDS.items():
             if kind in kinds and network.memory_Bps:
                 share = getattr(constants, constant)
-                value = f"{share:.0%} of {format_rate(network.memory_Bps)} ({_KINDS_ARE[kind]})"
+                value = f"{share:.0%} of {format_rate(network.memory_Bps, 4)} ({_KINDS_ARE[kind]})"
                 rows.append((kind, value, "assumed"))
     if not one.memory_limit:
         rows.append(("memory of each", "no limit is known, so every plan fits", "unknown"))
@@ -287,10 +287,10 @@ def _assumptions(
         )
     if min(network.local, one.workers) > 1:
         rows.append(
-            ("inside hosts", f"{constants.inside_share:.0%} of {format_rate(network.inside_Bps)}", inside_basis)
+            ("inside hosts", f"{constants.inside_share:.0%} of {format_rate(network.inside_Bps, 4)}", inside_basis)
         )
     if one.workers > network.local:
-        rate = f"{constants.network_share:.0%} of {format_rate(network.host_Bps)} a host"
+        rate = f"{constants.network_share:.0%} of {format_rate(network.host_Bps, 4)} a host"
         slower = f", {constants.congestion:.1%} slower for every doubling of hosts" if constants.congestion else ""
         rows.append(("between hosts", rate + slower, between_basis))
         if network.routed and not network.reached and not network.first(one.workers).contention:
