@@ -308,12 +308,14 @@ class DataParallel(torch.nn.Module):
             self._outputs = None
         self._outside.compare(roots[0], self._world)
         if note.stated:
+            self._losses.check_alike(note.weight)
             self._marks.compare(self._world)
             self._weigh_uncounted(note, reducer, roots[0])
             return
         before = note.counted
         note.counted = self._losses.of(roots[0], self._made, note, self._part, note.share.samples)
         weight = note.weight
+        self._losses.check_alike(weight)
         if again:
             note.counted = before  # hocket.average is that of the first
         if not self._crosses_ranks:
