@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -223,7 +224,11 @@ def own_loop(name: str, *, distributed: bool = True) -> Any:
             except RuntimeError as error:
                 return str(error)
             optimizer.step()
-            average = hocket.total if name == "sum" else hocket.average
+            average = hocket.average
+            if distributed and name == "sum":
+                with pytest.raises(RuntimeError, match=r"this loss is a sum .* hocket\.total\(loss\) is that"):
+                    hocket.average(loss.item())
+                average = hocket.total
             losses.append(float(average(loss.detach()) if distributed else loss))
     return losses
 

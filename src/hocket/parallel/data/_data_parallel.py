@@ -300,6 +300,8 @@ class DataParallel(torch.nn.Module):
         if len(waiting) > 1 and not torch_adapter.reaches(roots[0], self._made):
             return  # another model's loss
         if note is None or note.share is None or self._loss_reduction == "sum":
+            if note is not None and roots[0].numel() == 1:
+                note.summed = roots[0].detach() if self._loss_reduction == "sum" else None
             self._marks.compare(self._world)
             return
         if self._outputs is not None:

@@ -171,8 +171,8 @@ class LossWeights:
         if any(one == "sum" for _, one in found):
             raise RuntimeError(
                 "the loss is a sum over samples, or has a term that is one, and ranks' losses are averaged: pass "
-                'hocket.distribute(..., loss_reduction="sum") if all of it is a sum, else make that term a mean over '
-                "the samples that the loop has"
+                'hocket.distribute(..., loss_reduction="sum") if all of it is a sum, and report it by '
+                "hocket.total(loss); else make that term a mean over the samples that the loop has"
             )
         if self._world.rank == 0 and summed == "small":
             warnings.warn(
