@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import torch
 from hocket.cli import main
 from hocket.cli._output import print_json
 from hocket.planner import Plan
+from hocket.profile._layout import STEP
+from hocket.profile._record import RankRecord
 
 Captured = pytest.CaptureFixture[str]
 
@@ -564,10 +568,13 @@ def test_two_traces_a_plan_and_a_trace_and_two_plans_compare(capsys: Captured, t
     assert found["predicted"]["gradients_s"] == [1.36, 0.0]  # type: ignore[index]
     assert run("compare", str(plan), str(plan)) == 0
     assert run("compare", str(tmp_path), str(one)) == 2
-    assert "holds no trace.json or timeline.json" in capsys.readouterr().err
-    (tmp_path / "run.json").write_text("{}")
-    assert run("compare", str(tmp_path), str(tmp_path)) == 2
-    assert f"`hocket report {tmp_path} --trace {tmp_path}/trace.json`" in capsys.readouterr().err
+    assert "holds no record of a run" in capsys.readouterr().err
+    for name, seconds in (("before", 1.0), ("after", 1.5)):
+        record = RankRecord(tmp_path / "runs" / name / "record", 0, 1)
+        record.span(STEP, time.perf_counter(), time.perf_counter() + seconds, seq=1)
+        record.ended()
+    assert run("compare", str(tmp_path / "runs" / "before"), str(tmp_path / "runs")) == 0  # the newest
+    assert re.search(r"before +after.*\nstep +1\.0000\d\d +1\.50", capsys.readouterr().out)
     empty = tmp_path / "trace.json"
     instant = {"ph": "X", "name": "forward", "pid": 0, "tid": 0, "ts": 1, "dur": 0}
     for events in ([], [instant]):

@@ -44,6 +44,9 @@ def test_the_fault_is_the_first_verdict(tmp_path: Path, fault: str, kind: str, w
     first = found.verdicts[0]
     assert (first.kind, first.ranks) == (kind, () if fault == "checkpoint" else (FAULTY,))
     assert word in first.sentence
+    if fault == "compute":
+        assert first.next_step.startswith("look what fault_programs.py")
+        assert f"does on rank {FAULTY} alone" in first.next_step
     if fault == "late compute":
         assert first.since_step is not None
         assert abs(first.since_step - STEPS // 2) <= 3
@@ -231,6 +234,21 @@ def test_cores_that_emulated_hosts_share_are_counted_once(tmp_path: Path, monkey
         "busy machine",
         f"2 ranks, {len(os.sched_getaffinity(0))} cores",
     )
+
+
+def test_a_busy_machine_is_no_excuse_for_more_time_at_the_loader_than_cores_are_lacking(tmp_path: Path) -> None:
+    zero_s = time.perf_counter()
+    for loads_s, folder in ((0.21, "slow"), (0.08, "busy")):
+        for rank in range(2):
+            record = RankRecord(tmp_path / folder, rank, 2)
+            for step in range(20):
+                at_s = zero_s + 0.3 * step
+                record.span(PHASE, at_s, at_s + loads_s, "data")
+                record.span(STEP, at_s, at_s + 0.3, seq=step + 1)
+                record.row(1, SAMPLE, nbytes=1 << 28, times=(at_s, 0.0, 0.03 * step, 0.06 * step, 0.0))
+            record.ended()
+    assert [one.kind for one in explain(tmp_path / "slow").verdicts] == ["loading data", "busy machine"]
+    assert [one.kind for one in explain(tmp_path / "busy").verdicts] == ["busy machine"]
 
 
 def test_steps_that_all_take_longer_are_told_though_no_rank_is_to_blame(

@@ -62,6 +62,7 @@ def test_flags_end_at_the_script(line: str, target: str, arguments: list[str]) -
         ("-n x s.py", "-n x: Unsupported nproc_per_node value: x; give a number of ranks"),
         ("-n 0 s.py", "-n 0: give 1 rank or more"),
         ("no.py", "there is no script 'no.py' in "),
+        ("python3 no.py", "; leave it out: scripts run under this Python"),
         ("-n 2 -", "a script from a pipe can be read by one rank only"),
         ("/dev/null", "a script from a pipe can be read by one rank only"),
         ("--timeout 0 s.py", "--timeout 0.0: give a number of seconds above 0"),

@@ -5,9 +5,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.nn.functional import all_gather, all_reduce
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
@@ -176,18 +179,44 @@ def train_all(cases: list[tuple[str, str]]) -> list[Any]:
     return [train(name, PLANS[plan]) for name, plan in cases]
 
 
+def gathered(output: Tensor, target: Tensor) -> Tensor:
+    """In-batch negatives of all ranks."""
+    return contrastive(torch.cat(all_gather(output)) if dist.is_initialized() else output, target)
+
+
+def own_rows(output: Tensor, _: Tensor) -> Tensor:
+    """This rank's rows beside all columns."""
+    rows = output.mean(1)
+    first = len(rows) * dist.get_rank() if dist.is_initialized() else 0
+    columns = torch.cat(all_gather(rows)) if dist.is_initialized() else rows
+    return F.cross_entropy(rows @ columns.T, first + torch.arange(len(rows)))
+
+
+def reduced(output: Tensor, _: Tensor) -> Tensor:
+    """The root of what ranks have summed."""
+    sums = torch.stack([output.square().sum(), torch.tensor(output.numel())])
+    total = all_reduce(sums) if dist.is_initialized() else sums
+    return (total[0] / total[1]).sqrt()
+
+
+GATHERED = {"gathered": (gathered, 6), "own rows": (own_rows, 6), "reduced": (reduced, 6), "uneven": (reduced, BATCH)}
+"""Losses of loops that talk to other ranks, and sizes of batches; two and three ranks divide 6."""
+
+
 def own_loop(name: str, *, distributed: bool = True) -> Any:
-    """The losses of a loop of the program's own, with uneven last batches."""
+    """The losses of a loop of the program's own, with uneven last batches but where it gathers."""
     model, optimizer, tensors = made(name)
     order = torch.Generator().manual_seed(5)
-    loader: Any = DataLoader(TensorDataset(*tensors), batch_size=BATCH, shuffle=True, generator=order)
+    loss_of, size = GATHERED.get(name) or (LOSSES[name], BATCH)
+    settings: dict[str, Any] = {"batch_size": size, "drop_last": name in GATHERED}
+    loader: Any = DataLoader(TensorDataset(*tensors), shuffle=True, generator=order, **settings)
     if distributed:
         model, optimizer, loader = hocket.distribute(model, optimizer, loader, **SETTINGS.get(name, {}))
     losses = []
     for _ in range(2):
         for *inputs, target in loader:
             optimizer.zero_grad()
-            loss = LOSSES[name](model(*inputs), target)
+            loss = loss_of(model(*inputs), target)
             if name == "tasks":  # with a penalty of weights
                 loss = loss + 0.1 * sum(p.square().sum() for p in model.parameters())
             try:
@@ -195,7 +224,11 @@ def own_loop(name: str, *, distributed: bool = True) -> Any:
             except RuntimeError as error:
                 return str(error)
             optimizer.step()
-            average = hocket.total if name == "sum" else hocket.average
+            average = hocket.average
+            if distributed and name == "sum":
+                with pytest.raises(RuntimeError, match=r"this loss is a sum .* hocket\.total\(loss\) is that"):
+                    hocket.average(loss.item())
+                average = hocket.total
             losses.append(float(average(loss.detach()) if distributed else loss))
     return losses
 

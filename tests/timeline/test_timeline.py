@@ -85,6 +85,18 @@ def test_a_comparison_shows_the_whole_then_kinds_then_what_differs_most() -> Non
     assert "bucket 0" in str(comparison)
 
 
+def test_numbered_steps_and_operations_of_a_run_are_one_row_each_and_what_overlaps_counts_once() -> None:
+    spans = [Span(0, "steps", f"step {i}", float(i), i + 1.0, "step") for i in range(3)]
+    spans += [Span(0, "g", f"bucket 0 #{i} (shm)", float(i), i + 0.5, "collective") for i in range(3)]
+    spans += [Span(0, "phases", "data", 0.0, 1.0, "phase"), Span(0, "phases", "data", 0.25, 0.75, "phase")]
+    rows = compare(Timeline("run", tuple(spans)), Timeline("run", tuple(spans))).rows
+    assert [(row.kind, row.name, row.first_s) for row in rows if row.name] == [
+        ("collective", "bucket 0 (shm)", 1.5),
+        ("phase", "data", 1.0),
+        ("step", "step", 3.0),
+    ]
+
+
 def test_what_one_of_two_lacks_is_shown() -> None:
     rows = {(row.kind, row.name): row.ratio for row in compare(Timeline("none"), SMALL).rows}
     assert rows["compute", "forward"] == float("inf")

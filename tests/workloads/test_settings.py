@@ -26,6 +26,7 @@ def test_epochs_are_another_way_to_say_steps() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
+        ("train.py", {}, "`hocket run -n 2 train.py` starts a script"),
         ("alexnet", {}, "there is no workload 'alexnet'; there are edsr, resnet50, resnet101, language_model"),
         ("edsr", {"workers": 0}, "-n 0: there must be at least one worker"),
         ("edsr", {"workers": 4, "batch_size": 3}, "--batch-size 3 is smaller than -n 4.*use --batch-size 4 or more"),

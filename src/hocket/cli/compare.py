@@ -1,5 +1,6 @@
 """`hocket compare`: two timelines or plans side by side, predicted or measured."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,7 @@ _TRACES = ("trace.json", "timeline.json")
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(help="A trace (--trace FILE), a run's folder with one, or a plan's .toml.")],
+    first: Annotated[Path, typer.Argument(help="A run's folder, a trace (--trace FILE), or a plan's .toml.")],
     second: Annotated[Path, typer.Argument(help="The same; a plan and a trace in either order.")],
     steps: Annotated[int, typer.Option(min=1, help="Steps that a trace holds, when it is compared with a plan.")] = 1,
     as_json: Json = False,
@@ -62,15 +63,10 @@ def compare(
     typer.echo(f"\nthe step was predicted {abs(checked.error):.1%} too {'long' if checked.error > 0 else 'short'}")
 
 
-def _made(path: Path) -> str:
-    """Return how a run's folder gets a trace."""
-    if not (path / "run.json").is_file():
-        return ""
-    return f", which `hocket report {path} --trace {path}/trace.json` writes of a run"
-
-
 def _load(path: Path) -> "Plan | Timeline":
+    from hocket.explain import timeline_of_run
     from hocket.planner import Plan
+    from hocket.profile import read_run
     from hocket.timeline import TimelineError, read_perfetto
 
     if path.suffix == ".toml" and not path.is_dir():
@@ -78,7 +74,8 @@ def _load(path: Path) -> "Plan | Timeline":
     if path.is_dir():
         found = next((path / name for name in _TRACES if (path / name).is_file()), None)
         if found is None:
-            raise TimelineError(f"{str(path)!r} holds no {' or '.join(_TRACES)}; name a trace's file{_made(path)}")
+            run = read_run(path)
+            return replace(timeline_of_run(run), name=(path if run.folder == path else run.folder.parent).name)
         path = found
     timeline = read_perfetto(path)
     if not timeline.seconds:

@@ -218,6 +218,16 @@ def result_sizes(node: Any) -> tuple[int, ...]:
     return tuple(node.variable.shape if hasattr(node, "variable") else node._input_metadata[0].shape)
 
 
+def sums_over_ranks(node: Any, ranks: int) -> bool:
+    """Return whether an operator in the graph is torch's own collective of so many ranks that sums their gradients."""
+    name = node.name()
+    summed = "all_reduce_default" in name or (name == "_AllReduceBackward" and node.op == _public.ReduceOp.SUM)
+    if not summed and "_AllGather" not in name and "all_gather_into_tensor_default" not in name:
+        return False
+    group = _any._resolve_process_group(node.group_name) if hasattr(node, "group_name") else node.group
+    return bool(_public.get_world_size(group) == ranks)
+
+
 def in_backward() -> bool:
     """Return whether this thread is inside back-propagation now."""
     return bool(_torch_c._current_graph_task_id() != -1)

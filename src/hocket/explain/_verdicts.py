@@ -18,6 +18,7 @@ _MOST_LISTED = 8  # stages, ranks or hosts
 _SURE = 3.5  # standard errors by which lateness differs from none, or from what was before
 _LATE_SHARE = 0.6  # of the steps in which a straggler does more than the others
 _MIB = 2**20
+_LEAST_LOADING = 0.1  # the share of the time of which loading data is told
 _LEAST_SAMPLES = 6  # of memory, four a second
 _FEW_STEPS = 3  # whose memory says nothing of what each takes
 _STRAIGHT = 0.9  # share of the variance of memory that a line explains
@@ -79,7 +80,13 @@ def verdicts_of(run: RunRecord, parts: Parts | None, live: Sequence[LiveRank]) -
             timed += _uneven(parts)
         if any(one.kind == "busy machine" for one in timed):  # who has no core is late at everything
             kinds = ("communication", "small batches", "loading data", "uneven work")
-            timed = [one for one in timed if one.kind not in kinds and not (one.ranks and one.confidence != "high")]
+            clear = float(np.median(parts.ready_shares())) + _LEAST_LOADING  # more than lacking cores can explain
+            timed = [
+                one
+                for one in timed
+                if (one.kind not in kinds or (one.kind == "loading data" and one.gain > clear))
+                and not (one.ranks and one.confidence != "high")
+            ]
         kinds_found = {one.kind for one in timed if one.kind in _INSTEAD and (one.ranks or one.kind == "slow link")}
         instead = {kind for found_kind in kinds_found for kind in _INSTEAD[found_kind]}
         timed = [one for one in timed if one.kind not in instead or (one.ranks and one.kind in kinds_found)]
@@ -299,7 +306,12 @@ def _explained(
         return f"{it} spends longer in {cause!r}", f"look what {cause!r} does on that rank", "straggler"
     place = _usual_place(one, parts.bounds_s[rank][since])
     where = f", mostly in {place}" if place else ""
-    return f"{it} computes longer{where}", f"compare {one.host}'s clock rate and load with the others'", "straggler"
+    step = f"compare {one.host}'s clock rate and load with the others'"
+    if any(other.host == one.host for i, other in enumerate(parts.run.ranks) if i not in late):
+        waits = " (it is blocked there: by a file, a lock, a GPU)" if ran[rank] and blocked > least else ""
+        there = f"{place or 'the program'} does on rank {one.rank} alone{waits}"
+        step = f"look what {there}: others of its host are not late"
+    return f"{it} computes longer{where}", step, "straggler"
 
 
 def _usual_place(one: RankRun, after_s: float) -> str:
@@ -407,7 +419,7 @@ def _part(name: str, kind: str, least: float, text: str, step: str) -> Callable[
 
 
 _loading = _part(
-    DATA, "loading data", 0.1, "steps wait {:.0%} of their time for data",
+    DATA, "loading data", _LEAST_LOADING, "steps wait {:.0%} of their time for data",
     "more worker processes (num_workers), prefetching, or data prepared beforehand",
 )  # fmt: skip
 _bubbles = _part(

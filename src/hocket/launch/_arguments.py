@@ -335,7 +335,9 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
     if flags.module and flags.no_python:
         raise ArgumentError("--module and --no-python exclude each other; leave one out")
     if kind == "script" and not os.path.exists(target):
-        raise ArgumentError(f"there is no script {target!r} in {os.getcwd()}")
+        python = re.fullmatch(r"python[\d.]*", os.path.basename(target))
+        hint = "; leave it out: scripts run under this Python (--no-python starts other commands)" if python else ""
+        raise ArgumentError(f"there is no script {target!r} in {os.getcwd()}{hint}")
     if kind == "script" and not (os.path.isfile(target) or os.path.isdir(target)):
         raise ArgumentError(_NO_FILE.format(target))
     if kind == "script" and os.path.isdir(target) and not os.path.exists(os.path.join(target, "__main__.py")):

@@ -1,9 +1,10 @@
 """Two timelines side by side: predicted and measured, or before and after."""
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 
-from ._timeline import Timeline
+from ._timeline import Timeline, covered_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,11 @@ def _by_kind(timeline: Timeline) -> dict[str, float]:
 
 
 def _by_name(timeline: Timeline) -> dict[tuple[str, str], float]:
+    spans: defaultdict[tuple[str, str, int], list[tuple[float, float]]] = defaultdict(list)
+    for span in timeline.spans:
+        # A run's steps and operations are numbered: all of a name are one row.
+        spans[span.kind, re.sub(r"(?<=^step) \d+$| #\d+", "", span.name), span.rank].append((span.start_s, span.end_s))
     total: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for span in sorted(timeline.spans, key=lambda one: (one.rank, one.start_s, one.end_s, one.name)):
-        total[span.kind, span.name] += span.seconds
-    count = len(timeline.ranks)
-    return {key: seconds / count for key, seconds in total.items()}
+    for (kind, name, _), each in sorted(spans.items()):
+        total[kind, name] += covered_s(each) / len(timeline.ranks)
+    return dict(total)

@@ -127,7 +127,8 @@ def names() -> tuple[str, ...]:
 
 def _settings_class(name: str) -> type[WorkloadSettings]:
     if name not in _HOMES:
-        raise SettingsError(f"there is no workload {name!r}; there are {', '.join(_HOMES)}")
+        script = f"; `hocket run -n 2 {name}` starts a script" if name.endswith(".py") else ""
+        raise SettingsError(f"there is no workload {name!r}; there are {', '.join(_HOMES)}{script}")
     require(f"the workload {name}", *_NEEDS.get(name, ()))
     package, prefix = _HOMES[name]
     found: type[WorkloadSettings] = getattr(importlib.import_module(f"{package}.settings"), f"{prefix}Settings")

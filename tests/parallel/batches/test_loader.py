@@ -403,7 +403,9 @@ def test_after_an_evaluation_a_loss_with_a_graph_counts_as_in_training() -> None
         pass
     for _ in as_rank(ShardedLoader, [torch.arange(5)], 0, 2):
         pass
-    assert hocket.average(torch.tensor(3.0, requires_grad=True)) == pytest.approx(4.0)  # 2 of 3 samples, on 2 ranks
+    loss = torch.tensor(3.0, requires_grad=True)
+    assert hocket.average(loss) == pytest.approx(4.0)  # 2 of 3 samples, on 2 ranks
+    assert hocket.average(loss, 2 * loss) == pytest.approx((4.0, 8.0))
     with pytest.raises(RuntimeError, match=r"of the training: call it before that loop"):
         hocket.average(3.0)
 

@@ -80,12 +80,15 @@ def test_loops_of_their_own_weigh_what_the_loss_divides_by(ranks: int) -> None:
         "skipped",
         "contrastive",
         "root",
+        *loss_programs.GATHERED,
     ]
     found = run_ranks(loss_programs.own_loops, ranks, names, timeout_s=110)
     assert all(one == found[0] for one in found)
     for name, losses in zip(names, found[0], strict=True):
         if name == "mixed":
             assert "means over different things" in losses
+        elif name == "uneven":
+            assert "the loss gathers from all ranks, which then must have equally many samples" in losses
         elif name in REFUSED:
             assert "samples of the batch meet in the loss" in losses
         else:

@@ -38,21 +38,27 @@ def total(*values: Any, group: Any = None) -> Any:
     return sums[0] if len(values) == 1 else tuple(sums)
 
 
-def average(value: Any, *, group: Any = None) -> Any:
-    """Return the mean over the global batch of a loss that each rank has as the mean over its own samples.
+def average(*values: Any, group: Any = None) -> Any:
+    """Return the mean over the global batch of losses that each rank has as the mean over its own samples.
 
     Ranks count by the samples that the training loader gave them in its last batch, equally if there is no such loader;
     once `backward()` has been called, by what the loss divided by.
     A collective operation. The result has no gradient and is for reports: the model's gradients are averaged without.
 
     Args:
-        value: A number or a tensor.
+        *values: Numbers or tensors.
         group: The ranks; None for torch's default group.
+
+    Returns:
+        The mean of each value; one value gives one result, several a tuple.
 
     Raises:
         RuntimeError: called while iterating over `hocket.shard(...)`, where ranks are not in step; or after such a loop
-            with a value that has no graph, for it may be a mean over the samples of that loop.
+            with a value that has no graph, for it may be a mean over the samples of that loop; or with a loss of
+            `loss_reduction="sum"`, of which each rank has a part.
     """
+    if not values:
+        raise TypeError("hocket.average needs at least one value")
     world = _world.current(group)
     note = _batch.current()
     if note is not None and note.share is None:
@@ -61,7 +67,7 @@ def average(value: Any, *, group: Any = None) -> Any:
                 "hocket.average inside a loop over hocket.shard(...) would wait for ranks that have fewer batches; add "
                 "up in the loop and call hocket.total after it"
             )
-        if not (isinstance(value, torch.Tensor) and value.requires_grad):
+        if not all(isinstance(one, torch.Tensor) and one.requires_grad for one in values):
             raise RuntimeError(
                 "hocket.average after a loop over hocket.shard(...) cannot tell whether this number is of the training "
                 "or of that loop, whose ranks count otherwise; of the training: call it before that loop; of that "
@@ -69,11 +75,26 @@ def average(value: Any, *, group: Any = None) -> Any:
             )
         note = _batch.trained()
     weight = 1.0 if note is None else note.weight
-    number = value.detach() if isinstance(value, torch.Tensor) else float(value)
-    part = number * (weight / world.size) if weight else number * 0.0
-    if not weight:  # what weighs nothing must not be heard of even if it is not finite
-        part = torch.zeros_like(part) if isinstance(part, torch.Tensor) else 0.0
-    return _sums((part,), world)[0]
+    numbers = [one.detach() if isinstance(one, torch.Tensor) else float(one) for one in values]
+    if note is not None and note.summed is not None and any(_same(one, note.summed) for one in numbers):
+        raise RuntimeError(
+            'this loss is a sum (loss_reduction="sum"), of which each rank has a part: hocket.total(loss) is that of '
+            "the batch, and hocket.average would be 1/n of it"
+        )
+    means = _sums(tuple(_weighed(one, weight / world.size) for one in numbers), world)
+    return means[0] if len(values) == 1 else tuple(means)
+
+
+def _weighed(number: Any, weight: float) -> Any:
+    if weight:
+        return number * weight
+    # What weighs nothing must not be heard of even if it is not finite.
+    return torch.zeros_like(number * 0.0) if isinstance(number, torch.Tensor) else 0.0
+
+
+def _same(number: Any, loss: torch.Tensor) -> bool:
+    single = not isinstance(number, torch.Tensor) or number.numel() == 1
+    return single and str(float(number)) == str(float(loss))  # "nan" is itself
 
 
 def _sums(values: tuple[Any, ...], world: World) -> list[Any]:

@@ -33,6 +33,7 @@ class Note:
     stated: bool = False  # whether the program has said so, and not the loss's graph
     # the weight of one thing to count, where the program has said how many there are; 0 if there are none
     unit: float = 0.0
+    summed: torch.Tensor | None = None  # the latest loss, where ranks' losses add up to that of the batch
 
     @property
     def weight(self) -> float:

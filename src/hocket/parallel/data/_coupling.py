@@ -66,6 +66,11 @@ def outputs_apart(passes: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor
     return found
 
 
+def gathered(loss: torch.Tensor, made: set[int], ranks: int) -> bool:
+    """Return whether a loss was computed from what all ranks' models gave, by collectives that have a gradient."""
+    return any(torch_adapter.sums_over_ranks(one, ranks) for one in _behind(loss.grad_fn, made))
+
+
 def samples_paired(loss: torch.Tensor, made: set[int], samples: int) -> bool:
     """Return whether samples meet in a loss where torch has no second derivative of it, or that is zero.
 

@@ -300,6 +300,8 @@ class DataParallel(torch.nn.Module):
         if len(waiting) > 1 and not torch_adapter.reaches(roots[0], self._made):
             return  # another model's loss
         if note is None or note.share is None or self._loss_reduction == "sum":
+            if note is not None and roots[0].numel() == 1:
+                note.summed = roots[0].detach() if self._loss_reduction == "sum" else None
             self._marks.compare(self._world)
             return
         if self._outputs is not None:
@@ -308,12 +310,14 @@ class DataParallel(torch.nn.Module):
             self._outputs = None
         self._outside.compare(roots[0], self._world)
         if note.stated:
+            self._losses.check_alike(note.weight)
             self._marks.compare(self._world)
             self._weigh_uncounted(note, reducer, roots[0])
             return
         before = note.counted
         note.counted = self._losses.of(roots[0], self._made, note, self._part, note.share.samples)
         weight = note.weight
+        self._losses.check_alike(weight)
         if again:
             note.counted = before  # hocket.average is that of the first
         if not self._crosses_ranks:

@@ -14,6 +14,7 @@ from ..mesh import World
 from ._apart import Apart
 from ._coupling import (
     constant_divisor,
+    gathered,
     outputs_apart,
     samples_compete,
     samples_meet,
@@ -74,6 +75,7 @@ class LossWeights:
         self._looked_at = 0
         self._told_scales = False
         self._counts = False  # whether the loss has divided by something else than samples
+        self._gathered = False  # whether the loop gathers what ranks' losses have in common
         self._one_by_one = False  # whether the loop adds up the losses of single samples
 
     @property
@@ -116,13 +118,17 @@ class LossWeights:
             RuntimeError: samples meet in it, or it is a sum; on every rank alike.
         """
         samples, single = share.samples, loss.numel() == 1
-        meet = samples_meet(loss, outputs_apart(outputs), samples) or samples_paired(loss, made, samples)
+        together = gathered(loss, made, self._world.size)  # then no second derivative: it would be a collective, too
+        meet = not together and (
+            samples_meet(loss, outputs_apart(outputs), samples) or samples_paired(loss, made, samples)
+        )
         summed = sums_of_samples(loss, made, samples) if single else ""
-        ranked = samples_compete(loss, made, samples) if single and share.total > 1 else ""
+        ranked = samples_compete(loss, made, samples) if single and share.total > 1 and not together else ""
         mixed = "" if apart is None else apart.relevant(outputs[-1], loss)
         second = apart is not None and apart.batch_second
-        everyone = self._world.from_all((meet, summed, ranked, (mixed, second)))
-        if said := next((one for *_, one in everyone if one[0]), None):
+        everyone = self._world.from_all((meet, summed, ranked, (mixed, second), together))
+        self._gathered = any(one[-1] for one in everyone)
+        if said := next((one[3] for one in everyone if one[3][0]), None):
             how, second = said
             if second:
                 raise RuntimeError(
@@ -141,7 +147,7 @@ class LossWeights:
                 "Compute it within each sample, gather what it needs with a collective that has a gradient, or take "
                 "hocket.Trainer with a plan that does not cut batches"
             )
-        if operator := next((one for _, _, one, _ in everyone if one), ""):
+        if operator := next((one[2] for one in everyone if one[2]), ""):
             raise RuntimeError(
                 f"the loss ranks the samples of the batch (by {operator}), and a rank has only some of them: gather "
                 "what it ranks with a collective that has a gradient, rank within each sample, take it "
@@ -153,8 +159,8 @@ class LossWeights:
             raise RuntimeError(
                 "samples of the batch meet in the loss (in-batch negatives, a root, absolute value or largest of "
                 "means, a statistic of the batch), so that it is not that of one device when ranks have parts each: "
-                "gather what it needs with a collective that has a gradient, or take hocket.Trainer with a plan that "
-                "does not cut batches"
+                "gather what it needs with a collective that has a gradient (torch.distributed.nn.functional."
+                "all_gather), or take hocket.Trainer with a plan that does not cut batches"
             )
         if any(one == "weights" for _, one in found):
             raise RuntimeError(
@@ -165,8 +171,8 @@ class LossWeights:
         if any(one == "sum" for _, one in found):
             raise RuntimeError(
                 "the loss is a sum over samples, or has a term that is one, and ranks' losses are averaged: pass "
-                'hocket.distribute(..., loss_reduction="sum") if all of it is a sum, else make that term a mean over '
-                "the samples that the loop has"
+                'hocket.distribute(..., loss_reduction="sum") if all of it is a sum, and report it by '
+                "hocket.total(loss); else make that term a mean over the samples that the loop has"
             )
         if self._world.rank == 0 and summed == "small":
             warnings.warn(
@@ -180,6 +186,22 @@ class LossWeights:
                 f"the loss divides by {share.total}, the size of the global batch, of which this rank has {samples} "
                 "samples: if that is what the number means, divide by len(batch) instead",
                 stacklevel=4,
+            )
+
+    def check_alike(self, weight: float) -> None:
+        """Refuse ranks that count differently where the loop gathers: other ranks' gradients come unweighted.
+
+        A collective operation where it does.
+        """
+        if not self._gathered:
+            return
+        off = torch.tensor(float(abs(weight - 1.0) > 1e-6), device=self._world.device)
+        self._world.all_reduce(off)
+        if off:
+            raise RuntimeError(
+                "the loss gathers from all ranks, which then must have equally many samples and things that count: "
+                f"choose a batch size that {self._world.size} divides, and drop_last=True, or gather all that is "
+                "averaged"
             )
 
     def _weight_by(

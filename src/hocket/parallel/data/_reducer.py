@@ -281,7 +281,8 @@ class GradientReducer:
         if gradient.layout is not torch.strided:
             raise TypeError(
                 f"parameter {self._names[number]!r} has a gradient of layout {gradient.layout}; hocket averages dense "
-                "gradients only. For an embedding, say sparse=False"
+                "gradients only. For an embedding, say sparse=False, or take hocket.Trainer(..., "
+                'plan=hocket.Plan(embeddings="row")), which exchanges the rows looked up'
             )
         view = bucket.writable(slot)
         view.copy_(gradient.detach() if gradient.requires_grad else gradient)
