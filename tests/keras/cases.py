@@ -421,7 +421,13 @@ def single_batches(wrap: Wrap) -> dict[str, Any]:
         "test": model.test_on_batch(x, y, return_dict=True),
         "predict": model.predict_on_batch(x),
         "few": model.predict(x[:1], verbose=0),
+        "by a function": _by_a_function(model, x, y),
     }
+
+
+def _by_a_function(model: Any, x: Any, y: Any) -> Any:
+    model.compile("sgd", lambda y_true, y_pred: keras.ops.mean(keras.ops.square(y_true - y_pred)))
+    return [model.train_on_batch(x[:rows], y[:rows]) for rows in (11, 2)]
 
 
 def shuffled_loader(wrap: Wrap) -> dict[str, Any]:

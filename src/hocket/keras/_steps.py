@@ -281,8 +281,9 @@ class Steps:
         here = max(share.samples, 1)
 
         def whole(tensor: Any) -> Any:
-            if not isinstance(tensor, torch.Tensor):
+            if not hasattr(tensor, "shape"):
                 return tensor
+            tensor = _private.backend.convert_to_tensor(tensor)  # arrays that were given to train_on_batch
             if not tensor.ndim or tensor.shape[0] != here:
                 raise ValueError(
                     f"cannot put together a tensor of shape {list(tensor.shape)} from all ranks: it has not a row for "
