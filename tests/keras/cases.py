@@ -430,6 +430,46 @@ def _by_a_function(model: Any, x: Any, y: Any) -> Any:
     return [model.train_on_batch(x[:rows], y[:rows]) for rows in (11, 2)]
 
 
+@case
+def verbs_of_its_own(wrap: Wrap) -> dict[str, Any]:
+    """As KerasHub's tasks, which prepare what they are given, as another kind of data, for Keras' verbs."""
+
+    class Task(keras.Model):  # type: ignore[misc]
+        def fit(self, x: Any, y: Any, batch_size: int, **kwargs: Any) -> Any:
+            return super().fit(_prepared(x, y, batch_size), steps_per_epoch=-(-len(x) // batch_size), **kwargs)
+
+        def evaluate(self, x: Any, y: Any = None, batch_size: int | None = None, **kwargs: Any) -> Any:
+            if not kwargs.get("_use_cached_eval_dataset"):
+                x = keras.ops.stack([len(text) * keras.ops.arange(5.0) for text in x])
+            return super().evaluate(x, y, batch_size, **kwargs)
+
+        def train_on_batch(self, x: Any, y: Any) -> Any:
+            return super().train_on_batch(*next(_prepared(x, y, len(x))))
+
+    plain = dense()
+    model = wrap(Task(plain.inputs, plain.outputs))
+    model.compile("adam", "binary_crossentropy", metrics=["accuracy"])
+    texts = ["a" * (one % 3) for one in range(11)]
+    y = vectors(11)[1]
+    valid = (vectors(7)[0], y[:7])
+    return {
+        "history": model.fit(texts, y, 4, epochs=2, validation_data=valid, verbose=0).history,
+        "evaluated": model.evaluate(texts, y, 5, verbose=0),
+        "batch": model.train_on_batch(texts[:7], y[:7]),
+        "weights": model.get_weights(),
+    }
+
+
+def _prepared(texts: list[str], y: Any, batch_size: int) -> Any:
+    while True:
+        for begin in range(0, len(texts), batch_size):
+            some = texts[begin : begin + batch_size]
+            yield (
+                np.array([[len(text) * k for k in range(5)] for text in some], "float32"),
+                y[begin : begin + batch_size],
+            )
+
+
 def shuffled_loader(wrap: Wrap) -> dict[str, Any]:
     """Its order is hocket's own, so that it is compared between numbers of workers only."""
     x, y = vectors(43)
