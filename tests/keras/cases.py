@@ -367,14 +367,15 @@ def a_step_of_the_user_s_own(wrap: Wrap) -> dict[str, Any]:
 def a_loss_of_the_user_s_own(wrap: Wrap) -> dict[str, Any]:
     class Own(keras.Sequential):
         def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any, **__: Any) -> Any:
-            return ops.mean(ops.square(y - y_pred))
+            return ops.sum(ops.square(y - y_pred)) / 10
 
     x, y = vectors(43)
     keras.utils.set_random_seed(4)
     model = wrap(Own([keras.Input((x.shape[1],)), layers.Dense(3, activation="tanh"), layers.Dense(1)]))
     model.compile("adam", "mse")
+    before = model.evaluate(x, y, batch_size=10, verbose=0)
     fitted = model.fit(x, y, batch_size=10, epochs=3, verbose=0, validation_data=(x, y))
-    return {"history": fitted.history, "weights": model.get_weights()}
+    return {"before": before, "history": fitted.history, "weights": model.get_weights()}
 
 
 @case
@@ -421,7 +422,53 @@ def single_batches(wrap: Wrap) -> dict[str, Any]:
         "test": model.test_on_batch(x, y, return_dict=True),
         "predict": model.predict_on_batch(x),
         "few": model.predict(x[:1], verbose=0),
+        "by a function": _by_a_function(model, x, y),
     }
+
+
+def _by_a_function(model: Any, x: Any, y: Any) -> Any:
+    model.compile("sgd", lambda y_true, y_pred: keras.ops.mean(keras.ops.square(y_true - y_pred)))
+    return [model.train_on_batch(x[:rows], y[:rows]) for rows in (11, 2)]
+
+
+@case
+def verbs_of_its_own(wrap: Wrap) -> dict[str, Any]:
+    """As KerasHub's tasks, which prepare what they are given, as another kind of data, for Keras' verbs."""
+
+    class Task(keras.Model):  # type: ignore[misc]
+        def fit(self, x: Any, y: Any, batch_size: int, **kwargs: Any) -> Any:
+            return super().fit(_prepared(x, y, batch_size), steps_per_epoch=-(-len(x) // batch_size), **kwargs)
+
+        def evaluate(self, x: Any, y: Any = None, batch_size: int | None = None, **kwargs: Any) -> Any:
+            if not kwargs.get("_use_cached_eval_dataset"):
+                x = keras.ops.stack([len(text) * keras.ops.arange(5.0) for text in x])
+            return super().evaluate(x, y, batch_size, **kwargs)
+
+        def train_on_batch(self, x: Any, y: Any) -> Any:
+            return super().train_on_batch(*next(_prepared(x, y, len(x))))
+
+    plain = dense()
+    model = wrap(Task(plain.inputs, plain.outputs))
+    model.compile("adam", "binary_crossentropy", metrics=["accuracy"])
+    texts = ["a" * (one % 3) for one in range(11)]
+    y = vectors(11)[1]
+    valid = (vectors(7)[0], y[:7])
+    return {
+        "history": model.fit(texts, y, 4, epochs=2, validation_data=valid, verbose=0).history,
+        "evaluated": model.evaluate(texts, y, 5, verbose=0),
+        "batch": model.train_on_batch(texts[:7], y[:7]),
+        "weights": model.get_weights(),
+    }
+
+
+def _prepared(texts: list[str], y: Any, batch_size: int) -> Any:
+    while True:
+        for begin in range(0, len(texts), batch_size):
+            some = texts[begin : begin + batch_size]
+            yield (
+                np.array([[len(text) * k for k in range(5)] for text in some], "float32"),
+                y[begin : begin + batch_size],
+            )
 
 
 def shuffled_loader(wrap: Wrap) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 
 def fitted(step: Step, wrap: Callable[[Any], Any]) -> list[np.ndarray]:
-    """Weights after steps of batches of five, of which ranks have three and two, and of one of three."""
+    """Weights after batches of five, of which ranks have three and two, and one of three; what is told of them."""
     import keras
 
     class Own(keras.Model):  # type: ignore[misc]
@@ -36,13 +36,25 @@ def fitted(step: Step, wrap: Callable[[Any], Any]) -> list[np.ndarray]:
             self.last = keras.Variable(np.zeros(3, "float32"), trainable=False, name="last")
             self.late = keras.layers.Dense(3)
             self.seeds = keras.random.SeedGenerator(7)
+            late = step is not by_hand  # its variables are made by the first batch
+            self.right = keras.metrics.F1Score("macro", threshold=0.1, name="right") if late else keras.metrics.Sum()
+            self.total = keras.metrics.Sum(name="total")
             self.built = True
 
         def call(self, x: Any) -> Any:
             return self.inner(x)
 
         def train_step(self, given: Any) -> dict[str, Any]:
-            return {"loss": step(self, *given)}
+            self.rate(*given)
+            return {"loss": step(self, *given), "right": self.right.result()}
+
+        def test_step(self, given: Any) -> dict[str, Any]:
+            self.rate(*given)
+            return {"loss": getattr(step, "judge", distance)(self, *given)}
+
+        def rate(self, x: Any, y: Any) -> None:
+            if step is not by_hand:
+                self.right.update_state(y > 0, self.inner(x))
 
         def update(self, loss: Any, inner: Any = None) -> Any:
             self.zero_grad()
@@ -53,10 +65,21 @@ def fitted(step: Step, wrap: Callable[[Any], Any]) -> list[np.ndarray]:
 
     keras.utils.set_random_seed(1)
     model = wrap(Own())
-    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=[spread] if step is by_hand else None)
     model.optimizer.build(model.trainable_variables)
-    model.fit(*data(), batch_size=5, epochs=2, verbose=0)
-    return [np.array(one) for one in model.get_weights()]
+    x, y = data()
+    history = model.fit(x, y, batch_size=5, epochs=2, verbose=0, validation_data=(x[:7], y[:7])).history
+    return [np.array(one) for one in (*model.get_weights(), *(value for _, value in sorted(history.items())))]
+
+
+def spread(y: Any, found: Any) -> Any:
+    return found.std()
+
+
+def distance(model: Any, x: Any, y: Any) -> Any:
+    from keras import ops
+
+    return ops.mean(ops.square(model.inner(x) - y))
 
 
 def adversaries(model: Any, x: Any, y: Any) -> Any:
@@ -134,11 +157,40 @@ def kept(model: Any, x: Any, y: Any) -> Any:
     return clipped(model, x, y)
 
 
+def largest(model: Any, x: Any, y: Any) -> Any:
+    from keras import ops
+
+    clipped(model, x, y)
+    return ops.max(y)
+
+
+def sum_of_means(model: Any, x: Any, y: Any) -> Any:
+    model.total.update_state(distance(model, x, y).detach())
+    return clipped(model, x, y)
+
+
+def by_hand(model: Any, x: Any, y: Any) -> Any:
+    (compiled,) = (one for one in model.metrics if one.name == "compile_metrics")
+    compiled.update_state(y, model.inner(x))
+    return clipped(model, x, y)
+
+
+def judged_among_others(model: Any, x: Any, y: Any) -> Any:
+    return clipped(model, x, y)
+
+
+judged_among_others.judge = lambda model, x, y: model.inner(x).std()  # type: ignore[attr-defined]
+
+
 RIGHT = [adversaries, clipped]
 REFUSED = {
     summed: r"Own.train_step back-propagates what ranks.*cannot average: the gradient of 'sequential.*' is 0\.\d+ off",
     contrasted: r"Own.train_step back-propagates what ranks.*self.compute_loss, of which a loss given to compile",
     not_backward: r"Own.train_step back-propagates.*the gradient of '.*kernel' is not from backward\(\)",
+    largest: r"Own.train_step tells of a batch in 'loss' what cannot be put together",
+    sum_of_means: r"Own.train_step tells of a batch in 'total' what.*Mean the mean over the batch",
+    by_hand: r"Own.train_step tells of a batch in 'spread' what.*updated by self.compute_metrics",
+    judged_among_others: r"Own.test_step tells of a batch in 'loss' what cannot be put together",
     built_late: r"Own.train_step back-propagates.*it builds layers, which is to be done before",
 }
 TOLD = {

@@ -122,11 +122,11 @@ def check_batch_size(value: Any, world: int, name: str = "batch_size", *, micro_
 
 def check_data(x: Any, world: int, name: str = "x", *, micro_batches: int = 1) -> None:
     """Raise TypeError or ValueError if batches of `x` cannot be shared out."""
-    for test, what in ((_private.is_tf_dataset, "tf.data.Dataset"), (_private.is_grain_dataset, "grain dataset")):
-        if test(x):
-            raise TypeError(
-                f"{name} is a {what}, which hocket cannot share out among ranks: pass arrays, a torch DataLoader, a "
-                "keras.utils.PyDataset or a generator of batches"
-            )
+    if _private.is_tf_dataset(x):
+        raise TypeError(
+            f"{name} is a tf.data.Dataset, which hocket cannot share out among ranks: pass arrays, a torch DataLoader, "
+            "a grain dataset, a keras.utils.PyDataset or a generator of batches (KerasHub makes tf.data of arrays "
+            "where grain is not installed: pip install grain)"
+        )
     if _private.is_torch_dataloader(x):
         check_batch_size(x.batch_size, world, f"{name}.batch_size", micro_batches=micro_batches)

@@ -193,8 +193,8 @@ def judge_step(look: Any, world: World, name: str) -> None:
     Raises:
         ValueError: ranks cannot average what it back-propagates.
     """
-    everyone = world.from_all((look.wrong, look.unknown, look.state, sorted(look.draws)))
-    wrong, unknown, state = (next((str(one[i]) for one in everyone if one[i]), "") for i in range(3))
+    everyone = world.from_all((look.wrong, look.untold, look.unknown, look.state, sorted(look.draws)))
+    wrong, untold, unknown, state = (next((str(one[i]) for one in everyone if one[i]), "") for i in range(4))
     look.whole_loss = any(world.from_all(look.whole_loss))
     if _drawn([draws for *_, draws in everyone], world):
         return
@@ -204,6 +204,13 @@ def judge_step(look: Any, world: World, name: str) -> None:
             "a mean over samples of what each gives alone, by loss.backward(); or compute it by self.compute_loss, of "
             "which a loss given to compile, or the model's own, sees the whole batch; and shuffle or mix samples "
             "(MixUp) in the data"
+        )
+    if untold:
+        raise ValueError(
+            f"{name} tells of a batch in {untold!r} what cannot be put together of what it tells of parts of it, and a "
+            "rank has a part. Logs must be numbers that are means over samples, and what metrics keep is added up: "
+            "give keras.metrics.Mean the mean over the batch, others a number for each sample; or compute it "
+            "in a metric that is given to compile and updated by self.compute_metrics, which sees the whole batch"
         )
     if unknown and world.rank == 0:
         warnings.warn(

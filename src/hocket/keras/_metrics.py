@@ -93,6 +93,7 @@ def by_samples(metric: Any, share: Callable[[], BatchShard | None]) -> Iterator[
         yield
         return
     plain = metric.update_state
+    around = {name: value for name, value in vars(metric).items() if name == "update_state"}  # of a block around this
 
     def update_state(values: Any, sample_weight: Any = None) -> None:
         part = share()
@@ -108,6 +109,7 @@ def by_samples(metric: Any, share: Callable[[], BatchShard | None]) -> Iterator[
         yield
     finally:
         del metric.__dict__["update_state"]
+        metric.__dict__ |= around
 
 
 class MetricSums:
@@ -119,7 +121,7 @@ class MetricSums:
     """
 
     def __init__(self, variables: list[Any], world: World) -> None:
-        self._variables = variables
+        self.variables = variables  # of the metrics
         self._world = world
         self._local: dict[str, list[torch.Tensor]] = {}  # sums of this rank alone, in training and in evaluation
 
@@ -133,14 +135,11 @@ class MetricSums:
         Returns:
             The logs that `work` has given, over all ranks: what metrics say, and means over samples of the others.
         """
-        states = [variable.value.detach() for variable in self._variables]
+        states = [variable.value.detach() for variable in self.variables]
         before = [state.clone() for state in states]
         for state in states:
             state.zero_()
-        # A step of the program's own may give a metric of several, which Keras takes apart at the end of an epoch.
-        given = [one if isinstance(one, dict) else {name: one} for name, one in work().items()]
-        logs = {name: _tensor(value) for some in given for name, value in some.items()}
-        own = {name: _tensor(value) for name, value in results().items()}
+        logs, others = logs_apart(work(), results)
         if not share.samples:  # a sample that is here to keep step
             for state in states:
                 state.zero_()
@@ -149,11 +148,12 @@ class MetricSums:
         for local, state in zip(self._local[phase], states, strict=True):
             local.add_(state)
         names = sorted(logs)
-        others = [name not in own or not _equal(logs[name], own[name]) for name in names]
-        numbers = [float(logs[n]) if o or logs[n].numel() == 1 else 0.0 for n, o in zip(names, others, strict=True)]
+        numbers = [float(logs[n]) if n in others or logs[n].numel() == 1 else 0.0 for n in names]
         values = [one * share.samples if share.samples else 0.0 for one in numbers]
         mark = zlib.crc32(torch.get_rng_state().numpy().tobytes()) & 0xFFFF
-        tail = torch.tensor([*values, *others, mark, mark * mark], dtype=torch.float64, device=self._world.device)
+        tail = torch.tensor(
+            [*values, *(n in others for n in names), mark, mark * mark], dtype=torch.float64, device=self._world.device
+        )
         flat = torch.cat([*(state.reshape(-1).to(tail) for state in states), tail])
         if self._world.size > 1:
             with comm.label("keras metrics"):
@@ -174,8 +174,8 @@ class MetricSums:
         """
         for phase in world.from_all(sorted(self._local))[root]:
             if phase not in self._local:
-                self._local[phase] = [torch.zeros_like(variable.value.detach()) for variable in self._variables]
-        values = [variable.value.detach() for variable in [*self._variables, *others]]
+                self._local[phase] = [torch.zeros_like(variable.value.detach()) for variable in self.variables]
+        values = [variable.value.detach() for variable in [*self.variables, *others]]
         values += [state for _, states in sorted(self._local.items()) for state in states]
         if not values:
             return
@@ -190,7 +190,7 @@ class MetricSums:
         own = self._local.get(phase)
         if own is None:
             return {}
-        states = [variable.value.detach() for variable in self._variables]
+        states = [variable.value.detach() for variable in self.variables]
         kept = [state.clone() for state in states]
         for state, value in zip(states, own, strict=True):
             state.copy_(value)
@@ -198,6 +198,17 @@ class MetricSums:
         for state, value in zip(states, kept, strict=True):
             state.copy_(value)
         return found
+
+
+def logs_apart(
+    given: dict[str, Any], results: Callable[[], dict[str, Any]]
+) -> tuple[dict[str, torch.Tensor], set[str]]:
+    """Return the logs that a step has given, by name, and the names of those that are not what metrics say."""
+    # A step of the program's own may give a metric of several, which Keras takes apart at the end of an epoch.
+    some = [one if isinstance(one, dict) else {name: one} for name, one in given.items()]
+    logs = {name: _tensor(value) for one in some for name, value in one.items()}
+    own = {name: _tensor(value) for name, value in results().items()}
+    return logs, {name for name, value in logs.items() if name not in own or not _equal(value, own[name])}
 
 
 def _tensor(value: Any) -> torch.Tensor:

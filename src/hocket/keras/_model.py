@@ -1,8 +1,9 @@
 """A Keras model whose fit, evaluate and predict use all ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import keras
 
@@ -19,6 +20,31 @@ from ._staged import check_world
 from ._steps import Steps
 
 _OWN = frozenset({"model", "world", "_data_world", "_broadcast", "_steps", "_micro_batches", "_resume", "_divided"})
+
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+def _by_own_verb(verb: Verb) -> Verb:
+    """Have a verb of `Model` do what the model's own of that name, if it has one, asks of Keras' (KerasHub's does)."""
+    name, trainer = verb.__name__, _private.TorchTrainer
+    plain = _private.VERBS[name]
+
+    @wraps(verb)
+    def whole(self: "Model", *args: Any, **kwargs: Any) -> Any:
+        if getattr(type(self.model), name) is plain or getattr(trainer, name) is not plain:
+            return verb(self, *args, **kwargs)
+
+        def asked(model: Any, *args: Any, **kwargs: Any) -> Any:
+            return verb(self, *args, **kwargs) if model is self.model else plain(model, *args, **kwargs)
+
+        setattr(trainer, name, asked)
+        try:
+            return getattr(self.model, name)(*args, **kwargs)
+        finally:
+            setattr(trainer, name, plain)
+
+    return cast(Verb, whole)
 
 
 class Model:
@@ -160,6 +186,7 @@ class Model:
 
     # --- training and evaluation ------------------------------------------------------------------------------------
 
+    @_by_own_verb
     def fit(
         self,
         x: Any = None,
@@ -230,7 +257,8 @@ class Model:
         self._broadcast.build(training, steps_per_epoch)
         self._broadcast.shard_optimizer()
         with self._steps.installed(training=True):
-            history = model.fit(
+            history = _private.VERBS["fit"](
+                model,
                 training,
                 epochs=epochs,
                 verbose=verbose if world.rank == 0 else 0,
@@ -244,6 +272,7 @@ class Model:
             )
         return history if resume is None else resume.whole(history)
 
+    @_by_own_verb
     def evaluate(
         self,
         x: Any = None,
@@ -265,7 +294,8 @@ class Model:
         self._broadcast.build(data, steps)
         self._broadcast.align_once()
         with self._steps.installed(training=False):
-            return self.model.evaluate(
+            return _private.VERBS["evaluate"](
+                self.model,
                 data,
                 verbose=verbose if self.world.rank == 0 else 0,
                 steps=steps,
@@ -273,6 +303,7 @@ class Model:
                 return_dict=return_dict,
             )
 
+    @_by_own_verb
     def predict(
         self,
         x: Any,
@@ -293,13 +324,15 @@ class Model:
             data.on_epoch_end()
         self._broadcast.align_once()
         with self._steps.installed(training=False):
-            return self.model.predict(
+            return _private.VERBS["predict"](
+                self.model,
                 data,
                 verbose=verbose if self.world.rank == 0 else 0,
                 steps=steps,
                 callbacks=self._placed(callbacks, training=False),
             )
 
+    @_by_own_verb
     def train_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None, return_dict: bool = False
     ) -> Any:
@@ -308,10 +341,12 @@ class Model:
             "train_on_batch", (x, y, sample_weight), class_weight=class_weight, return_dict=return_dict
         )
 
+    @_by_own_verb
     def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
         """As keras.Model.test_on_batch with a global batch; a collective operation."""
         return self._on_batch("test_on_batch", (x, y, sample_weight), return_dict=return_dict)
 
+    @_by_own_verb
     def predict_on_batch(self, x: Any) -> Any:
         """As keras.Model.predict_on_batch with a global batch, all of whose outputs every rank gets."""
         return self._on_batch("predict_on_batch", (x,))
@@ -319,7 +354,7 @@ class Model:
     def _on_batch(self, verb: str, batch: tuple[Any, ...], **kwargs: Any) -> Any:
         model = self.model
         if self.world.size == 1:
-            return getattr(model, verb)(*batch, **kwargs)
+            return _private.VERBS[verb](model, *batch, **kwargs)
         share, part = cut_batch(batch, self._data_world)
         if verb != "predict_on_batch":
             self._broadcast.build_with(data_batch=part)
@@ -328,7 +363,7 @@ class Model:
         self._broadcast.align_once()
         with self._steps.installed(training=verb == "train_on_batch"):
             self._steps.note(share)
-            logs = getattr(model, verb)(*part, **kwargs)
+            logs = _private.VERBS[verb](model, *part, **kwargs)
         self._broadcast.gather()
         return logs
 

@@ -103,7 +103,7 @@ class PipelinedSteps(Steps):
 
     def _together(self, plain: Callable[[Any], Any], phase: str) -> Callable[[Any], Any]:
         def step(data: Any) -> Any:
-            self._look(data[0], training=phase == "train")
+            self._look(data[0], phase)
             with self._taking() as share:
                 if share is None:
                     return plain(data)
@@ -230,7 +230,7 @@ class PipelinedSteps(Steps):
 
     def _predict(self, plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def step(data: Any) -> Any:
-            self._look(data[0], training=False)
+            self._look(data[0], "predict")
             with self._taking() as share:
                 if share is None:
                     return plain(data)

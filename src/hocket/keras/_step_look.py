@@ -1,4 +1,4 @@
-"""A look at a train_step of the model's own before its first batch: whether ranks may average its gradients."""
+"""A look at a step of the model's own before its first batch: whether ranks may put together what it computes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,13 +10,16 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from hocket.comm import torch_adapter
 from hocket.parallel.batches import BatchShard, Cutter, mapped, samples_in, tensors_in, undisturbed
 
-from . import _private, _random
+from . import _metrics, _private, _random
 from ._look import FEW, by_moving_averages, kept_by, kept_of_data, unlike
 
 _ROUNDING = {torch.float64: 1e-4, torch.float32: 2e-3}
 """How far a gradient may be off, relative to its norm; `_COARSE` in other precisions."""
 
 _COARSE = 5e-2
+_COARSER = 5
+"""How many times further metrics and logs may be off than gradients."""
+
 _SMALL = 1e-3
 """Gradients this much smaller than all together may be nothing but rounding."""
 
@@ -24,7 +27,7 @@ Gradients = list[torch.Tensor | None]
 
 
 class StepLook:
-    """What a model's train_step back-propagates for a batch, and for two parts of it.
+    """What a model's train_step back-propagates, or its test_step, and what it tells, for a batch and for two parts.
 
     Optimizers update nothing meanwhile, and all else is as in `BatchLook`. As in training, what follows a
     back-propagation of a part goes on with the gradients of the batch.
@@ -34,17 +37,31 @@ class StepLook:
         data: A batch, as train_step takes it.
         shapes: What is known of the shapes that the model draws; learns what this look finds.
         gathers: A function that tells whether the compiled loss of an output is computed of the whole batch.
+        summed: Variables of metrics that ranks add up.
+        unsummed: Variables of metrics that `compute_metrics` alone may change, as it sees the whole batch.
+        step: "train_step" or "test_step".
 
     Attributes:
         wrong: How gradients are none that ranks can average; "" where they are.
+        untold: What metric or log ranks cannot put together; "" for none.
         unknown: Why nothing was found out; "" where something was.
         whole_loss: Whether the model's own `compute_loss` has to be computed of the whole batch.
         draws: What draws random numbers that are not those of one process.
         state: The path of a variable in which the model keeps what it has seen of a batch; "" for none.
     """
 
-    def __init__(self, model: Any, data: Any, shapes: _random.DrawnShapes, gathers: Callable[[Any], bool]) -> None:
-        self.wrong = self.unknown = self.state = ""
+    def __init__(
+        self,
+        model: Any,
+        data: Any,
+        shapes: _random.DrawnShapes,
+        gathers: Callable[[Any], bool],
+        summed: list[Any],
+        unsummed: list[Any],
+        step: str,
+    ) -> None:
+        self.wrong = self.untold = self.unknown = self.state = ""
+        self._summed, self._unsummed, self._step = summed, unsummed, step
         self.whole_loss = False
         self.draws = unlike(model)
         self._model = model
@@ -56,42 +73,58 @@ class StepLook:
         self._runs: dict[int, list[tuple[int, ...]]] = {}
         rounding = [_ROUNDING.get(v.value.dtype, _COARSE) for v in model.trainable_variables]
         half = any(layer.compute_dtype in ("float16", "bfloat16") for layer in model._flatten_layers())
-        self._rounding = _COARSE if half else max(rounding, default=0.0)
+        self._rounding = _COARSE if half else max(rounding, default=_ROUNDING[torch.float32])
         try:
-            self.wrong = self._difference(self._calm)
-            if self.wrong and type(model).compute_loss is not _private.TorchTrainer.compute_loss:
-                self.whole_loss = not self._difference(self._calm, whole_loss=True)
-                self.wrong = self.wrong * (not self.whole_loss)
+            found = self._difference(self._calm)
+            if any(found) and type(model).compute_loss is not _private.TorchTrainer.compute_loss:
+                self.whole_loss = not any(self._difference(self._calm, whole_loss=True))
+            if not self.whole_loss:
+                self.wrong, self.untold = found
             if shapes.learn(self._runs):
                 self.draws.add(_random.OTHER_AXIS)
-            told = self.wrong or self.unknown or self.draws or not any(self._runs.values())
-            if not told and self._difference(self._of_whole_batch, whole_loss=self.whole_loss):
+            told = self.wrong or self.untold or self.unknown or self.draws or not any(self._runs.values())
+            if not told and any(self._difference(self._of_whole_batch, whole_loss=self.whole_loss)):
                 self.draws.add(_random.MIXED)
         except _Refused as refused:
             self.wrong = str(refused)
+        except _Untold as untold:
+            self.untold = str(untold)
         except Exception as error:  # told where the step itself is run, if it is not for the look
             self.unknown = f"{type(error).__name__}: {error}"
+        every = [*_metrics.compiled_metrics(model), *_metrics.other_metrics(model)]
+        self.untold = next((m.name for m in every for v in m.variables if v.path == self.untold), self.untold)
 
     # --- gradients of a batch and of its parts ----------------------------------------------------------------------
 
-    def _difference(self, numbers: Callable[[], Any], *, whole_loss: bool = False) -> str:
+    def _difference(self, numbers: Callable[[], Any], *, whole_loss: bool = False) -> tuple[str, str]:
         samples = self._samples
         cut = max(1, samples // 2 - (samples >= 6))  # uneven, so that weights matter
-        batch, state = self._run(numbers, whole_loss, 0, samples)
-        again, _ = self._run(numbers, whole_loss, 0, samples, batch, seed=int(numbers == self._calm))
-        if not batch:
+        batch, state, told = self._run(numbers, whole_loss, 0, samples)
+        again, _, retold = self._run(numbers, whole_loss, 0, samples, batch, seed=int(numbers == self._calm))
+        if not batch and self._step == "train_step":
             raise _Refused("it calls no backward()")
-        if self._off(batch, again):
+        if self._off(batch, again) or self._unlike(_only(told, self._summed), [retold]):
             self.unknown = "it draws random numbers in another way than by keras.random"
-            return ""
+            return "", ""
         parts = [(0, cut), (cut, samples)]
         some = [self._run(numbers, whole_loss, *part, batch) for part in parts]
         mean: list[Gradients] = [
             [_combined(ones, parts, samples) for ones in zip(*each, strict=True)]
-            for each in zip(*(found for found, _ in some), strict=True)
+            for each in zip(*(found for found, *_ in some), strict=True)
         ]
-        self.state = self.state or kept_of_data(state, [one for _, one in some])
-        return self._off(batch, mean)
+        self.state = self.state or kept_of_data(state, [one for _, one, _ in some])
+        told = {name: value for name, value in told.items() if not self._unlike({name: value}, [retold])}  # no times
+        return self._off(batch, mean), self._unlike(told, [one for *_, one in some])
+
+    def _unlike(self, told: dict[str, torch.Tensor], parts: list[dict[str, torch.Tensor]]) -> str:
+        """Return the name of what is other than the sum of what parts have; "" for none."""
+        for name, value in told.items():
+            each = [one.get(name, torch.zeros_like(value)) for one in parts]
+            off = (value - torch.stack(each).sum(0)).abs()
+            bound = self._rounding * torch.stack([one.abs() for one in each]).sum(0).maximum(value.abs())
+            if bool((off > _COARSER * bound + 1e-6).any()):
+                return name
+        return ""
 
     def _off(self, batch: list[Gradients], other: list[Gradients]) -> str:
         """Say how gradients differ; "" where they do not."""
@@ -120,8 +153,8 @@ class StepLook:
         end: int,
         given: list[Gradients] | None = None,
         seed: int = 0,
-    ) -> tuple[list[Gradients], dict[str, torch.Tensor]]:
-        """Return the gradients after each back-propagation, and what the model keeps of the data, by path."""
+    ) -> tuple[list[Gradients], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Return the gradients after each back-propagation, what the model keeps of the data, by path, and `_told`."""
         model, found = self._model, list[Gradients]()
         self._share = BatchShard(begin, end, self._samples, 1)
         values, weights = [v.value for v in model.trainable_variables], len(model.weights)
@@ -143,16 +176,37 @@ class StepLook:
             stack.enter_context(by_moving_averages(model))
             stack.enter_context(_without_updates(model))
             stack.enter_context(backwards(backward))
+            for metric in _metrics.other_metrics(model):
+                stack.enter_context(_metrics.by_samples(metric, lambda: self._share))
+            stack.enter_context(torch.set_grad_enabled(self._step == "train_step"))
             model.__dict__["compute_loss"] = self._compute_loss(model.compute_loss, whole_loss)
+            if self._unsummed:
+                model.__dict__["compute_metrics"] = lambda *_, **__: model.get_metrics_result()
+            for variable in self._summed:
+                variable.value.detach().zero_()
+            before_step = [variable.value.detach().clone() for variable in self._unsummed]
             torch.manual_seed(seed)
             try:
-                model.train_step(mapped(Cutter(None).cut(self._batch, begin, end), torch.clone))
+                logs = getattr(model, self._step)(mapped(Cutter(None).cut(self._batch, begin, end), torch.clone))
             finally:
                 for value, gradient in zip(values, before, strict=True):
                     value.grad = gradient
             if len(model.weights) != weights:
                 raise _Refused("it builds layers, which is to be done before, by keras.Input, build() or a call")
-            return found, kept_by(model)
+            for variable, old in zip(self._unsummed, before_step, strict=True):
+                if not torch.equal(variable.value, old):
+                    raise _Untold(variable.path)
+            return found, kept_by(model), self._told(logs, (end - begin) / self._samples)
+
+    def _told(self, logs: Any, part: float) -> dict[str, torch.Tensor]:
+        """Return what metrics have added up, by path, and logs that are no metrics, as those of a part of a batch."""
+        values, others = _metrics.logs_apart(logs, self._model.get_metrics_result)
+        for name in others:
+            if values[name].numel() != 1:
+                raise _Untold(name)
+        return {name: values[name] * part for name in others} | {
+            v.path: v.value.detach().double().clone() for v in self._summed
+        }
 
     def _calm(self) -> Any:
         assert self._share is not None
@@ -176,6 +230,14 @@ class StepLook:
 
 class _Refused(Exception):
     pass
+
+
+class _Untold(Exception):
+    pass
+
+
+def _only(told: dict[str, torch.Tensor], variables: list[Any]) -> dict[str, torch.Tensor]:
+    return {variable.path: told[variable.path] for variable in variables}
 
 
 def _combined(

@@ -46,7 +46,7 @@ class Steps:
         self._reduced: list[int] = []
         self._everyone = world  # the ranks, and those of their pipelines
         self._shapes = _random.DrawnShapes()
-        self._looked_at: dict[bool, Any] = {}  # what the model was compiled with when it was looked at, by `training`
+        self._looked_at: dict[Any, Any] = {}  # what the model was compiled with when it was looked at, by what runs
         self._whole_loss = False  # whether the model's own loss is computed of the whole batch
 
     @property
@@ -113,7 +113,7 @@ class Steps:
 
     def _choose_exchanges(self) -> None:
         model = self.model
-        self._keras_step = type(model).train_step is _private.TorchTrainer.train_step
+        self._keras_step = not _is_own(model, "train_step")
         compiled = getattr(model, "_compile_loss", None)
         flat = getattr(compiled, "_flat_losses", None) or []
         self._gather_outputs = not all(_metrics.is_mean_over_samples(item.loss) for item in flat)
@@ -153,7 +153,7 @@ class Steps:
         counted = self._counted(plain, "train")
 
         def step(data: Any) -> Any:
-            self._look(data[0], training=True)
+            self._look(data[0], "train")
             if self._reducer is not None and self._yielded is not None:
                 self._reducer.prepare()
             if self._keras_step or self._yielded is None:
@@ -167,7 +167,7 @@ class Steps:
 
     def _counted(self, plain: Callable[[Any], Any], phase: str) -> Callable[[Any], Any]:
         def step(data: Any) -> Any:
-            self._look(data[0], training=phase == "train")
+            self._look(data[0], phase)
             with self._taking() as share:
                 if share is None:
                     return plain(data)
@@ -178,35 +178,56 @@ class Steps:
 
     def _predict(self, plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def step(data: Any) -> Any:
-            self._look(data[0], training=False)
+            self._look(data[0], "predict")
             with self._taking() as share:
                 output = plain(data)
                 return output if share is None else self._whole(output, share)
 
         return step
 
-    def _look(self, data: Any, *, training: bool) -> None:
+    def _look(self, data: Any, phase: str) -> None:
         """Look at the model before its first batch; a collective operation. Raises ValueError: see `judge`."""
         model, share = self.model, self._yielded
-        mark = (model.optimizer, getattr(model, "_compile_loss", None)) if training else True
-        if share is None or self._parts < 2 or self._looked_at.get(training) == mark:
+        training, judged = phase == "train", phase != "predict"
+        own_step = judged and _is_own(model, f"{phase}_step")
+        own_loss = judged and _is_own(model, "compute_loss")
+        key, mark = (training, own_step, own_loss), (model.optimizer, getattr(model, "_compile_loss", None))
+        if share is None or self._parts < 2 or self._looked_at.get(key) == mark:
             return
-        self._looked_at[training] = mark
+        self._looked_at[key] = mark
         if share.total < 2 * share.world:  # some rank has no two samples
             data = self._whole(data, share)
-        if training and not self._keras_step:
-            self._reducer = None  # no gradient of the look is to be averaged
-            step = StepLook(model, data, self._shapes, self._gathers)
-            judge_step(step, self.world, f"{type(model).__name__}.train_step")
+        if own_step:
+            if training:
+                self._reducer = None  # no gradient of the look is to be averaged
+            for _ in range(2):  # again where the first run of the step has made variables of metrics
+                assert self.tally is not None
+                metrics = (self.tally.variables, self._unsummed)
+                step = StepLook(model, data, self._shapes, self._gathers, *metrics, f"{phase}_step")
+                if not self._take_made_metrics() or step.wrong:
+                    break
+            judge_step(step, self.world, f"{type(model).__name__}.{phase}_step")
             self._whole_loss |= step.whole_loss
-            self._install_reducer()
+            if training:
+                self._install_reducer()
             return
-        own = training and type(model).compute_loss is not _private.TorchTrainer.compute_loss
-        own &= not self._gather_outputs
-        look = BatchLook(model, data, training=training, own_loss=own, known=self._shapes)
+        own_loss &= not self._gather_outputs
+        look = BatchLook(model, data, training=training, own_loss=own_loss, known=self._shapes)
+        self._take_made_metrics()
         judge(look, self._everyone)
         self._judged(look)
         self._whole_loss |= look.whole_loss
+
+    def _take_made_metrics(self) -> bool:
+        """Add up metrics, too, whose variables a look's run has made; return whether there are some."""
+        assert self.tally is not None
+        known = {id(v) for v in (*self.tally.variables, *self._unsummed)}
+        made = [m for m in self.model.metrics if any(id(v) not in known for v in m.variables if v.dtype != "string")]
+        for metric in made:
+            metric.reset_state()
+        if made:
+            self._choose_exchanges()
+        return bool(made)
 
     def _judged(self, look: BatchLook) -> None:
         """See what else a look has found; on all ranks alike."""
@@ -281,8 +302,9 @@ class Steps:
         here = max(share.samples, 1)
 
         def whole(tensor: Any) -> Any:
-            if not isinstance(tensor, torch.Tensor):
+            if not hasattr(tensor, "shape"):
                 return tensor
+            tensor = _private.backend.convert_to_tensor(tensor)  # arrays that were given to train_on_batch
             if not tensor.ndim or tensor.shape[0] != here:
                 raise ValueError(
                     f"cannot put together a tensor of shape {list(tensor.shape)} from all ranks: it has not a row for "
@@ -298,6 +320,10 @@ class Steps:
             return result
 
         return None if rows is None else _private.tree.map_structure(whole, rows)
+
+
+def _is_own(model: Any, name: str) -> bool:
+    return getattr(type(model), name) is not getattr(_private.TorchTrainer, name)
 
 
 def _weighed(losses: Any, weight: float) -> Any:
