@@ -33,6 +33,7 @@ class Note:
     stated: bool = False  # whether the program has said so, and not the loss's graph
     # the weight of one thing to count, where the program has said how many there are; 0 if there are none
     unit: float = 0.0
+    tensors: tuple[weakref.ref[torch.Tensor], ...] = ()
 
     @property
     def weight(self) -> float:
@@ -66,6 +67,9 @@ class BatchListener(Protocol):
     def batch_began(self, note: Note) -> None:
         """Take notice of a batch that a loader is about to yield, or that is current again after an inner loop."""
 
+    def batches_ended(self) -> None:
+        """Take notice that a loader has yielded its last."""
+
 
 before_evaluation: list[Callable[[World], None]] = []
 """Collective operations that all ranks run together before a loader for evaluation begins."""
@@ -88,6 +92,7 @@ def enter(owner: object, share: BatchShard | None, batch: Any, counted: float | 
     nbytes = tuple(tensor.numel() * tensor.element_size() for tensor in tensors)
     places = tuple(_place(tensor) for tensor in tensors)
     _last = _open[id(owner)] = Note(share, storages, nbytes, places, counted, counted is not None, unit)
+    _last.tensors = tuple(map(weakref.ref, tensors))
     if share is not None:
         _trained = _last
     for tensor in tensors:
@@ -113,6 +118,8 @@ def _remember(tensor: torch.Tensor, note: Note) -> None:
 def leave(owner: object) -> None:
     """Note that `owner` will yield no more: an outer loader's batch is the current one again."""
     global _last
+    for listener in listeners:
+        listener.batches_ended()
     mine = _open.pop(id(owner), None)
     if _open and mine is _last:
         _last = next(reversed(_open.values()))
