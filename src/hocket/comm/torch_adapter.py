@@ -234,22 +234,35 @@ def in_backward() -> bool:
 
 
 @contextlib.contextmanager
-def without_collectives() -> Iterator[None]:
-    """Open a block in which this rank runs something alone: what would talk to other ranks raises RuntimeError."""
+def hearing_collectives(hear: Callable[[], None]) -> Iterator[None]:
+    """Open a block in which `hear` is called before this rank talks to others."""
 
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("a collective operation in what a rank runs alone")
+    def heard(function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            hear()
+            return function(*args, **kwargs)
+
+        return call
 
     functional: Any = sys.modules.get("torch.distributed._functional_collectives")
     seams = [(_any, "_rank_not_in_group"), *((functional, "_resolve_group"),) * hasattr(functional, "_resolve_group")]
     plain = [(owner, name, getattr(owner, name)) for owner, name in seams]
     try:
-        for owner, name, _ in plain:
-            setattr(owner, name, refuse)
+        for owner, name, function in plain:
+            setattr(owner, name, heard(function))
         yield
     finally:
         for owner, name, function in plain:
             setattr(owner, name, function)
+
+
+def without_collectives() -> contextlib.AbstractContextManager[None]:
+    """Open a block in which this rank runs something alone: what would talk to other ranks raises RuntimeError."""
+
+    def refuse() -> None:
+        raise RuntimeError("a collective operation in what a rank runs alone")
+
+    return hearing_collectives(refuse)
 
 
 def uncounted() -> contextlib.AbstractContextManager[Any]:
@@ -271,6 +284,12 @@ def unsaved() -> contextlib.AbstractContextManager[Any]:
     if _torch_c._autograd._top_saved_tensors_default_hooks(False) is None:
         return contextlib.nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(lambda one: one, lambda one: one)
+
+
+def dispatch_mode() -> Any:
+    """Return the mode that sees this thread's operators first; None where none does."""
+    modes: Any = importlib.import_module("torch.utils._python_dispatch")
+    return modes._get_current_dispatch_mode()
 
 
 def foreach_copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

@@ -98,3 +98,12 @@ def test_losses_of_images_are_told_from_sums_over_a_batch(samples: int) -> None:
     of_all = sum((image[image > -1].square().sum() for image in output), torch.zeros(()))
     assert not is_one_by_one(of_all / 5, samples)
     assert not is_one_by_one(torch.stack([image.square().sum() for image in output]).sum() / 5, samples)
+
+
+def test_one_sample_of_which_nothing_counts_may_be_divided_by_their_number() -> None:
+    """It counted nothing, and the other rank's sample all: the loss of the batch was twice as large."""
+    output = torch.zeros(3, 5, requires_grad=True)
+    loss = torch.nn.functional.cross_entropy(output, torch.full((3,), -100), reduction="sum") / 1
+    assert divisors(loss, 1) == (1.0,)
+    assert guarded(loss, 1)
+    assert divisors(loss, 3) == (0.0,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from hocket.testing import run_ranks
 SAMPLES = 48
 TRAINERS = (Plan(shard="parameters"), Plan(pipeline_parallel_degree=2))
 REDUCTIONS = ("mean", "sum")
+LOST = re.compile("global batch|more than it counts|another of its batch")
 
 
 def everything() -> dict[str, Any]:
@@ -184,7 +186,25 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "even weights": lambda output, y: ((output - y) ** 2 * torch.full_like(y, 1 / y.numel())).sum(),
     "mean of sums": lambda output, y: ((output - y) ** 2).sum(1).mean(),
     "whole batch": lambda output, y: ((output - y) ** 2).sum() / 8,
+    "scale": lambda output, y: ((output / output.std().detach() - y) ** 2).mean(),
+    "targets": lambda output, y: ((output - (y - y.mean(0)) / y.std(0)) ** 2).mean(),
+    "class weights": lambda output, y: nn.functional.cross_entropy(
+        output, at(y), (1 / (1 + at(y).bincount())).double()
+    ),
+    "above median": lambda output, y: output[y > y.median()].square().mean(),
+    "root": lambda output, y: (output * (y > 0)).square().sum() / (y > 0).sum().sqrt(),
+    "added": lambda output, y: (output * (y > 0)).square().sum() / ((y > 0).sum() + 1),
+    "at least 90": lambda output, y: (output * (y > 0)).square().sum() / (y > 0).sum().clamp(min=90),
+    "at least 3": lambda output, y: (output * (y > 0)).square().sum() / (y > 0).sum().clamp(min=3),
+    "at least 1": lambda output, y: (output * (y > 0)).square().sum() / (y > 0).sum().clamp(min=1),
+    "mixed": lambda output, y: ((output - 0.7 * y - 0.3 * y.flip(0)) ** 2).mean(),
+    "statistics of all": lambda output, y: ((output / hocket.average(y.square().mean()) - y) ** 2).mean(),
+    "noise": lambda output, y: ((output + 0.1 * torch.randn_like(output) - y) ** 2).mean(),
 }
+
+
+def at(y: Tensor) -> Tensor:
+    return y.argmax(1)
 
 
 def losses() -> dict[str, str]:
@@ -197,7 +217,7 @@ def losses() -> dict[str, str]:
             x, y = next(iter(loader))
             penalty = 1e-3 * sum((p**2).sum() for p in model.parameters())
             found[name] = error_of((loss_of(model(x), y) + penalty).backward)
-        found[name] += "".join(f"warned: {one.message}" for one in caught if "global batch" in str(one.message))
+        found[name] += "".join(f"warned: {one.message}" for one in caught if LOST.search(str(one.message)))
     return found
 
 
@@ -213,6 +233,13 @@ def test_a_sum_is_refused_where_means_are_averaged(ranks: list[dict[str, Any]]) 
         assert [found[name] for name in right] == [""] * 6
         assert "different numbers of terms" in found["other terms"]
         assert found["whole batch"].startswith("warned: the loss divides by 8") == (rank == 0)
+        hidden = [name for name, said in found.items() if "depends on other samples of its batch" in said]
+        assert hidden == ["scale", "targets", "class weights", "above median"]
+        more = [name for name, said in found.items() if said.startswith("the loss divides by more than it counts")]
+        assert more == ["root", "added", "at least 90"]
+        assert found["at least 3"].startswith("warned: the loss divides by more than it counts where") == (rank == 0)
+        assert ("comes from the same rank's" in found["mixed"]) == (rank == 0)
+        assert [found[name] for name in ("at least 1", "statistics of all", "noise")] == [""] * 3
 
 
 def gradients() -> list[str]:
@@ -279,7 +306,7 @@ def test_parts_of_a_batch_whose_number_depends_on_its_size_are_told(ranks: list[
 
 def scaled() -> list[list[str]]:
     """The warnings of losses with a factor: of a rank's values, of all ranks' values, fixed."""
-    factors = [lambda y: 1 / y.std(), lambda y: hocket.average(y.square().mean()), lambda y: 0.3]
+    factors = [lambda y: 1 / float(y.std()), lambda y: hocket.average(y.square().mean()), lambda y: 0.3]
     found = []
     for factor in factors:
         model, _, loader = hocket.distribute(network(), None, DataLoader(data(), batch_size=8))

@@ -15,6 +15,7 @@ from ._loss_graph import (
     is_empty,
     is_of_one,
     is_one_by_one,
+    is_plain,
     kind_of,
     sizes_of,
     terms,
@@ -31,7 +32,7 @@ __all__ = [
     "DistributedLoader", "Key", "Keywords", "LossForm", "LossTally", "MeasuredLoss", "RandomStream", "RankSampler",
     "Reduction", "RngStates", "SeededDataset", "ShardedLoader", "SharedLoader", "TensorCount", "average",
     "batch_of", "called", "divided_by", "divisors", "each", "expected_size", "fingerprint", "guarded",
-    "inner_loader", "is_empty", "is_of_one", "is_one_by_one", "kind_of", "mapped", "mix", "number",
+    "inner_loader", "is_empty", "is_of_one", "is_one_by_one", "is_plain", "kind_of", "mapped", "mix", "number",
     "own_generators", "possible_counts", "put_back_generators", "restored", "samples_in", "sizes_of", "state_of",
     "tensors_in", "terms", "total", "undisturbed", "views_like",
 ]  # fmt: skip

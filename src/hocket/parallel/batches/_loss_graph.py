@@ -48,7 +48,7 @@ def divisors(loss: torch.Tensor, samples: int | None = None) -> tuple[float, ...
     if is_empty(loss.grad_fn):
         return (0.0,)
     parts = terms(loss, samples)
-    found = [one for one in map(_count, parts) if one is not None and one >= 0]
+    found = [one for one in (_count(part, samples) for part in parts) if one is not None and one >= 0]
     if len(found) < len(parts):
         return ()
     if len(parts) == 1 and parts[0].divisor is not None and not _is_sum(parts[0].node):
@@ -89,7 +89,7 @@ def guarded(loss: torch.Tensor, samples: int | None = None) -> bool | None:
     found = [False if False in some else True in some or None for some in told.values()]
     if all(one is False for one in found):
         return False
-    others = [_count(one) for one in parts if all(one.node is not node for node, _ in ones)]
+    others = [_count(one, samples) for one in parts if all(one.node is not node for node, _ in ones)]
     return True if all(found) and not any(others) else None
 
 
@@ -140,7 +140,7 @@ def _mask(node: Any) -> torch.Tensor | None:
     return None
 
 
-def _count(term: Term) -> float | None:
+def _count(term: Term, samples: int | None) -> float | None:
     """Return what a term divides by; _SUM for nothing, None where that is not known."""
     node = term.node
     if node is None:
@@ -148,7 +148,8 @@ def _count(term: Term) -> float | None:
     if _is_sum(node):
         if term.divisor is None:
             return _SUM if term.factor else 0.0  # `output.sum() * 0`, where a part has nothing that counts
-        empty = float(term.divisor) <= 1 and is_empty(node, term.divisor)
+        # One sample of which nothing counts may be divided by their number: `guarded` tells of it.
+        empty = float(term.divisor) <= 1 and samples != 1 and is_empty(node, term.divisor)
         return 0.0 if empty else abs(float(term.divisor))
     if node.name() in _MEANS:
         return float(node._saved_self_sym_numel)
@@ -359,14 +360,18 @@ def _size(node: Any) -> int:
     return math.prod(torch_adapter.result_sizes(node))
 
 
+def is_plain(divisor: torch.Tensor) -> bool:
+    """Return whether something is a number of Python, and was no tensor in the program."""
+    probe = torch.zeros((), dtype=torch.float16 if divisor.is_floating_point() else torch.int16)
+    return torch.result_type(probe, divisor) == probe.dtype
+
+
 def is_empty(node: Any, divisor: torch.Tensor | None = None) -> bool:
     """Return whether all that is summed is masked or ignored, and what it is divided by is then no count.
 
     A program divides by `mask.sum().clamp(min=1)`, say. A number may be `len(batch)` where there is one sample.
     """
-    scalar = torch.int16 if divisor is None or not divisor.is_floating_point() else torch.float16
-    probe = torch.zeros((), dtype=scalar)
-    no_count = divisor is None or torch.result_type(probe, divisor) != scalar  # no number of Python
+    no_count = divisor is None or not is_plain(divisor)
     while node is not None:
         kind, below = kind_of(node), [one for one, _ in node.next_functions]
         sizes = tuple(getattr(node, "_saved_self_sym_sizes", ()))

@@ -34,6 +34,7 @@ class Note:
     # the weight of one thing to count, where the program has said how many there are; 0 if there are none
     unit: float = 0.0
     summed: torch.Tensor | None = None  # the latest loss, where ranks' losses add up to that of the batch
+    tensors: tuple[weakref.ref[torch.Tensor], ...] = ()
 
     @property
     def weight(self) -> float:
@@ -67,6 +68,9 @@ class BatchListener(Protocol):
     def batch_began(self, note: Note) -> None:
         """Take notice of a batch that a loader is about to yield, or that is current again after an inner loop."""
 
+    def batches_ended(self) -> None:
+        """Take notice that a loader has yielded its last."""
+
 
 before_evaluation: list[Callable[[World], None]] = []
 """Collective operations that all ranks run together before a loader for evaluation begins."""
@@ -89,6 +93,7 @@ def enter(owner: object, share: BatchShard | None, batch: Any, counted: float | 
     nbytes = tuple(tensor.numel() * tensor.element_size() for tensor in tensors)
     places = tuple(_place(tensor) for tensor in tensors)
     _last = _open[id(owner)] = Note(share, storages, nbytes, places, counted, counted is not None, unit)
+    _last.tensors = tuple(map(weakref.ref, tensors))
     if share is not None:
         _trained = _last
     for tensor in tensors:
@@ -114,6 +119,8 @@ def _remember(tensor: torch.Tensor, note: Note) -> None:
 def leave(owner: object) -> None:
     """Note that `owner` will yield no more: an outer loader's batch is the current one again."""
     global _last
+    for listener in listeners:
+        listener.batches_ended()
     mine = _open.pop(id(owner), None)
     if _open and mine is _last:
         _last = next(reversed(_open.values()))

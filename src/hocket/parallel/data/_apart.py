@@ -27,6 +27,7 @@ class Apart:
 
     # places among the tensors of the output that differ, each with a sentence that says how
     wrong: dict[int, str] = field(default_factory=dict)
+    rows: set[int] = field(default_factory=set)  # places of those that have a row for each sample
     state: list[ChangedBuffer] = field(default_factory=list)  # buffers that a pass changes
     batch_second: bool = False  # whether a layer of the model takes the batch as the second dimension
     changing: list[str] = field(default_factory=list)  # parameters that each pass changes
@@ -95,6 +96,7 @@ def look_apart(module: torch.nn.Module, inputs: Any, samples: int, *, summed: bo
             continue
         theirs = [run.outputs[i] for run in some]
         if one.dim() and len(one) == samples and [len(t) for t in theirs] == [b - a for a, b in parts]:
+            found.rows.add(i)
             joined = torch.cat(theirs) if all(t.shape[1:] == one.shape[1:] for t in theirs) else one
             if not tolerances.close(one, joined):
                 found.wrong[i] = f"what it gives for the samples is {_distance(one, joined):.2g} off, relative"

@@ -11,7 +11,7 @@ import torch
 
 from hocket.comm import torch_adapter
 
-from ..batches import SAME_VALUES, SUMS, is_empty, is_of_one, is_one_by_one, kind_of, sizes_of, terms
+from ..batches import SAME_VALUES, SUMS, is_empty, is_of_one, is_one_by_one, is_plain, kind_of, sizes_of, terms
 
 _MEET = 1e-5
 """Relative to a sample's own second derivative; that by another sample is zero to the bit where they do not meet."""
@@ -202,10 +202,18 @@ def scale_of_means(loss: torch.Tensor, made: set[int], samples: int) -> tuple[fl
     return tuple(found)
 
 
-def constant_divisor(loss: torch.Tensor, samples: int, total: int) -> bool:
-    """Return whether a loss divides by `total`, the size of the global batch, where this rank has `samples` of it."""
-    sizes = ((divisor, sizes_of(node)) for node, _, divisor in _sums(loss, samples) if divisor is not None)
-    return samples != total and any(float(divisor) == total != math.prod(size) for divisor, size in sizes)
+def constant_divisors(loss: torch.Tensor, samples: int, total: int) -> set[float]:
+    """Return by what numbers of the program a loss divides sums that are none of this rank's samples or elements.
+
+    They may be counts all the same. `total` is the size of the global batch.
+    """
+    found = set()
+    for node, _, divisor in _sums(loss, samples):
+        if divisor is not None and is_plain(divisor) and samples and (by := abs(float(divisor))) != samples:
+            elements = math.prod(sizes_of(node))
+            of_features = elements % by == 0 if elements % samples == 0 else True
+            found |= {by} if by != elements and (by == total or by % samples or not of_features) else set()
+    return found
 
 
 def _sums(loss: torch.Tensor, samples: int) -> Iterator[tuple[Any, float, Any]]:

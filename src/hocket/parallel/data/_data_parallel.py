@@ -20,6 +20,7 @@ from ..mesh import World
 from ..state import FlatBundles, broadcast_tensors, check_model, is_excluded, keepers
 from ._apart import Apart, look_apart
 from ._batch_norm import SynchronisedBatchNorm
+from ._exchanged import Exchanged
 from ._forward_state import tell
 from ._hooks import scale_gradients
 from ._loss_weight import LossWeights
@@ -30,6 +31,9 @@ from ._sample_numbers import Draws, SampleNumbers, draws_apart
 
 _serial = itertools.count()
 _living: "weakref.WeakSet[DataParallel]" = weakref.WeakSet()
+_exchanged = Exchanged()  # on while the first losses are computed, but for forward passes
+_LOOKS, _BATCHES = 2, 8
+"""Losses that are looked at, and batches in which they are waited for."""
 
 
 class DataParallel(torch.nn.Module):
@@ -95,6 +99,8 @@ class DataParallel(torch.nn.Module):
         self._latest: _batch.Note | None = None  # of the forward passes since the last back-propagation
         self._part = 0.0  # of that batch which the model was called with; 0 where it is not known
         self._apart: Apart | None = None  # what the model computes for a sample from others, once that was looked at
+        self._batches = 0  # that have come
+        self._looks = _LOOKS  # at losses that are to come
         self._means: list[tuple[torch.nn.Module, str]] = []  # buffers that are means over samples
         self._share = 1.0  # the weight by samples of the latest batch
         self._outside = OutsideModules(lambda: [one.module for one in _living])
@@ -134,10 +140,15 @@ class DataParallel(torch.nn.Module):
         reducer = self._reducer
         if reducer is None or not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
+        if self._looks and not torch.compiler.is_compiling():
+            _exchanged.end()
         factor = self._before_forward(reducer, (args, kwargs))
         with nullcontext() if torch.compiler.is_compiling() else self._numbers.drawing():
             output = self.module(*args, **kwargs)
-        return self._after_forward(reducer, output, factor)
+        output = self._after_forward(reducer, output, factor)
+        if self._looks and not torch.compiler.is_compiling():
+            self._look(tensors_in(output))
+        return output
 
     @torch_adapter.outside_compiler
     def _before_forward(self, reducer: GradientReducer, inputs: Any) -> float:
@@ -206,6 +217,19 @@ class DataParallel(torch.nn.Module):
                 if tensor.requires_grad and not tensor.is_leaf:
                     tensor.register_hook(reducer.expect_backward)  # type: ignore[no-untyped-call]
         return output
+
+    def _look(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Look on at what is computed from a batch, and now from outputs of the model."""
+        note, apart = self._latest, self._apart
+        if note is not None and note.share is not None and self._waits:
+            rows = (one for i, one in enumerate(outputs) if apart is None or i in apart.rows)
+            _exchanged.follow(rows, note.share.samples)
+            _exchanged.begin()
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the coming loss is to be looked at."""
+        return self._looks > 0 and self._loss_reduction == "mean" and self._batches <= _BATCHES
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Open a block whose passes add up gradients on this rank alone, to be averaged by the next backward pass.
@@ -276,10 +300,21 @@ class DataParallel(torch.nn.Module):
         if self._reducer is None or note.share is None:
             return
         self._outside.watch()
+        self._batches += 1
+        _exchanged.end()
+        if self._waits:
+            if _exchanged.communicates:
+                _exchanged.forget()
+            _exchanged.follow((t for one in note.tensors if (t := one()) is not None), note.share.samples)
+            _exchanged.begin()
         if self._draws is not None:
             self._numbers.look()
         if self._loss_reduction == "mean" and not self._crosses_ranks and not self._reducer.awaits_backward:
             self._reducer.set_weight(note.weight)
+
+    def batches_ended(self) -> None:
+        """Look no more at what is computed: these are no batches of a loader."""
+        _exchanged.end()
 
     def backward_begins(self, roots: list[torch.Tensor]) -> None:
         """Weigh this rank's gradients by what its loss divides by, where its graph tells; a collective operation.
@@ -287,6 +322,8 @@ class DataParallel(torch.nn.Module):
         A mean over samples comes out with the weight that it has anyway; one over tokens with the right one.
         """
         note, reducer = self._latest, self._reducer
+        if self._looks:
+            _exchanged.end()
         if reducer is None or len(roots) != 1:
             return
         again = not reducer.awaits_backward  # another loss of one forward pass, which may divide by something else
@@ -308,6 +345,11 @@ class DataParallel(torch.nn.Module):
             self._losses.check_first(roots[0], self._outputs, self._made, note.share, self._apart)
             self._keep_state(self._apart)
             self._outputs = None
+        if self._looks:
+            self._looks -= 1
+            self._losses.check_exchanged(roots[0], _exchanged, note.share, stated=note.stated)
+            if not any(one._waits for one in _living):
+                _exchanged.forget()
         self._outside.compare(roots[0], self._world)
         if note.stated:
             self._losses.check_alike(note.weight)

@@ -13,7 +13,7 @@ from ..batches import batch as _batch
 from ..mesh import World
 from ._apart import Apart
 from ._coupling import (
-    constant_divisor,
+    constant_divisors,
     gathered,
     outputs_apart,
     samples_compete,
@@ -22,6 +22,7 @@ from ._coupling import (
     scale_of_means,
     sums_of_samples,
 )
+from ._exchanged import Exchanged
 from ._replica_marks import ReplicaMarks
 
 _TERMS = 8
@@ -73,6 +74,7 @@ class LossWeights:
         self._world, self._marks = world, marks
         self._parts = BatchParts()
         self._looked_at = 0
+        self._constants = set[float]()  # by which all ranks have divided a sum
         self._told_scales = False
         self._counts = False  # whether the loss has divided by something else than samples
         self._gathered = False  # whether the loop gathers what ranks' losses have in common
@@ -181,11 +183,65 @@ class LossWeights:
                 "device, since ranks' losses are averaged: make it a mean over the samples that the loop has",
                 stacklevel=4,
             )
-        if self._world.rank == 0 and single and constant_divisor(loss, samples, share.total):
+
+    def check_exchanged(self, loss: torch.Tensor, exchanged: Exchanged, share: BatchShard, *, stated: bool) -> None:
+        """Refuse a loss in which samples meet as no derivative shows, by what other choices of them give; or tell.
+
+        `stated` says whether the program has told by what the loss is weighted.
+
+        Raises:
+            RuntimeError: a statistic of the batch is in it, or a count to which something is added; on every rank
+                alike.
+        """
+        mine, samples, constants = (0.0, False, False, False), share.samples, set[float]()
+        if loss.numel() == 1:
+            now, later = exchanged.guards(loss, samples, self._world.size)
+            off = 0.0 if now or later else exchanged.meet(loss, samples, stated=stated)
+            mine = off, exchanged.mixes, now, later
+            constants = constant_divisors(loss, samples, share.total)
+        exchanged.mixes = False
+        everyone = self._world.from_all((mine, constants))
+        off, mixes, now, later = (max(some) for some in zip(*(one for one, _ in everyone), strict=True))
+        constants = set.intersection(*(one for _, one in everyone))
+        before, self._constants = self._constants, constants
+        if now:
+            raise RuntimeError(
+                "the loss divides by more than it counts (`sum / (count + 1)`, `sum / count.clamp(min=10)`), and a "
+                'rank counts a part of the batch: say loss_reduction="sum", and compute the divisor from '
+                "hocket.total(count)"
+            )
+        if off and not mixes:
+            raise RuntimeError(
+                "the loss of a sample depends on other samples of its batch without a gradient (a statistic of "
+                "detached outputs or of the batch, weights of classes by how often the batch has them, samples above "
+                "a median), or is multiplied by how many count: with some of this rank's samples exchanged it is "
+                f"{off:.2g} off, relative, from a sum of one term for each sample. Take hocket.average of the "
+                "statistic, which is the same on all ranks, make it of the whole data set before training, divide by "
+                "counts, or take hocket.Trainer with a plan that does not cut batches"
+            )
+        if self._world.rank:
+            return
+        if off:
             warnings.warn(
-                f"the loss divides by {share.total}, the size of the global batch, of which this rank has {samples} "
-                "samples: if that is what the number means, divide by len(batch) instead",
-                stacklevel=4,
+                "the loop puts each sample beside another of its batch (mixup, say), which comes from the same rank's "
+                f"part of it, and not from all of it as on one device: here the loss is {off:.2g} off, relative, from "
+                "one in which samples are alone",
+                stacklevel=5,
+            )
+        if by := [one for one in constants if one == share.total or one in before]:
+            size = ", the size of the global batch," if by[0] == share.total else " on every rank and in each batch,"
+            warnings.warn(
+                f"the loss divides by {by[0]:g}{size} and this rank has {samples} samples: if the number stands "
+                "for the size of a batch, divide by len(batch) instead; if it is a constant, the loss is a sum: say "
+                'loss_reduction="sum"',
+                stacklevel=5,
+            )
+        if later:
+            warnings.warn(
+                "the loss divides by more than it counts where a rank counts little (`sum / count.clamp(min=10)`): "
+                'in such batches it is not that of one device. Say loss_reduction="sum", and compute the divisor from '
+                "hocket.total(count)",
+                stacklevel=5,
             )
 
     def check_alike(self, weight: float) -> None:

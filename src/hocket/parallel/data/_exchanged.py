@@ -1,0 +1,195 @@
+"""Computes a loss besides for other choices of the same samples, which shows what no derivative does.
+
+Ranks' losses make that of one device only if a loss, times what it divides by, is a sum of one term for each sample.
+Such a sum does not mind which samples meet: with halves a and b of a rank's samples, `f(a, b) + f(b', a') = f(a, a') +
+f(b', b)`, where a' is the first of a as often as b has samples, and b' the other way. A statistic of the batch without
+a gradient, weights of classes by how often the batch has them, or samples combined with others break it.
+"""
+
+import functools
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.overrides import enable_reentrant_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from hocket.comm import torch_adapter
+
+from ..batches import divisors, mapped, tensors_in, terms
+
+_MOST_BYTES = 2**28
+"""What other choices of samples may take: nothing is known of a loss whose operands are larger."""
+
+_TOLERANCES = {torch.float64: 1e-6, torch.float32: 3e-3}
+_LOW = 5e-2
+_ORDERS = (torch.ops.aten.flip, torch.ops.aten.roll, torch.ops.aten.index, torch.ops.aten.index_select)
+_MANY = 4096.0
+_COUNT = 1e-5  # relative: `count + 1e-8` is a count
+
+
+class Exchanged(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs what is computed from a batch and the model's outputs also with halves of the samples exchanged.
+
+    Attributes:
+        communicates: Whether ranks have talked to each other; no more is looked at then, until the next batch.
+        mixes: Whether samples were put in another order, as mixup does to combine each with another.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._on = ExitStack()
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.communicates = self.mixes = False
+        self._others: Any = WeakTensorKeyDictionary()  # versions and three others of what depends on samples
+        self._numbers: Any = WeakTensorKeyDictionary()  # numbers that are computed of one other number, and how
+        self._bytes, self._lowest = 0, torch.float64
+
+    def begin(self) -> None:
+        """Begin to look, unless another such mode is on, which may end before this one."""
+        if torch_adapter.dispatch_mode() is None:
+            self._on.enter_context(torch_adapter.uncompiled())  # torch compiles nothing while such a mode is on
+            self._on.enter_context(self)
+            self._on.enter_context(torch_adapter.hearing_collectives(self._hear))
+
+    def end(self) -> None:
+        """Pause, unless the program has begun such a mode since."""
+        if torch_adapter.dispatch_mode() is self:
+            self._on.close()
+
+    def _hear(self) -> None:
+        self.forget()
+        self.communicates = True
+
+    def follow(self, tensors: Iterable[torch.Tensor], samples: int) -> None:
+        """Take notice of tensors that have a row for each sample."""
+        a, b = list(range(samples // 2)), list(range(samples // 2, samples))
+        like_a, like_b = b[:1] * len(a), (a or b)[:1] * len(b)
+        for one in tensors:
+            known = one.dim() and len(one) == samples and one.layout is torch.strided and one not in self._others
+            if known and self._affords(one):
+                rows = [one.detach()[choice] for choice in (like_a + like_b, a + like_b, like_a + b)]
+                self._others[one] = [(_version(one),), *(row.requires_grad_(one.requires_grad) for row in rows)]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and run it with other samples besides."""
+        given = (args, kwargs or {})
+        followed = [one for one in tensors_in(given) if self._of(one) is not None]
+        if not followed or torch_adapter.in_backward():
+            return func(*args, **given[1])
+        aten = func.namespace == "aten"
+        ours = aten and torch.Tag.nondeterministic_seeded not in func.tags
+        others = [self._run(func, given, place) for place in (1, 2, 3)] if ours else []
+        result = func(*args, **given[1])
+        self.mixes |= func.overloadpacket in _ORDERS and followed[0] is args[0] and len(followed) == 1
+        for one in () if aten else followed:
+            self._others.pop(one, None)
+        found = tensors_in(result)
+        if not others or any(len(one) != len(found) for one in others):
+            return result
+        for one, *three in zip(found, *others, strict=True):
+            if self._affords(one):
+                now = _version(one)  # torch counts a change in place when this has returned
+                self._others[one] = [(now, now + func._schema.is_mutable), *three]
+                if len(followed) == 1 and one.dim() == followed[0].dim() == 0 and one is not followed[0]:
+                    self._numbers[one] = followed[0], func, given
+        return result
+
+    def _of(self, one: torch.Tensor) -> Any:
+        """Return what is known of a tensor; None if nothing is, or something has changed it unseen."""
+        known = self._others.get(one)
+        return known if known is not None and _version(one) in known[0] else None
+
+    def _affords(self, one: torch.Tensor) -> bool:
+        nbytes = 3 * one.numel() * one.element_size()
+        if self.communicates or self._bytes + nbytes > _MOST_BYTES:
+            return False
+        self._bytes += nbytes
+        if one.is_floating_point() and one.dtype.itemsize < self._lowest.itemsize:
+            self._lowest = one.dtype if one.is_cpu else torch.float16  # GPUs round float32 to TF32
+        return True
+
+    def _run(self, func: Any, given: Any, place: int) -> list[torch.Tensor]:
+        """Return what an operator gives with other samples; nothing where it fails."""
+        changes = func._schema.is_mutable or "batch_norm" in func._schema.name  # whose statistics torch leaves out
+
+        def other(one: torch.Tensor) -> torch.Tensor:
+            known = self._of(one)
+            return (one.detach().clone() if changes else one) if known is None else known[place]
+
+        try:
+            args, kwargs = mapped(given, other)
+            with enable_reentrant_dispatch(), torch_adapter.unsaved(), warnings.catch_warnings(action="ignore"):
+                return tensors_in(func(*args, **kwargs))
+        except Exception:  # sizes that one choice of samples has need not fit another
+            return []
+
+    def meet(self, loss: torch.Tensor, samples: int, *, stated: bool) -> float:
+        """Return how far a loss is from a sum of one term for each sample, relative; 0 where it is one, or not known.
+
+        What it divides by is looked at, too: a count is such a sum. `stated` says whether the program has told by what
+        losses are weighted where their graph does not tell.
+        """
+        known = self._of(loss)
+        if samples < 2 or known is None or any(one.numel() != 1 for one in known[1:]):
+            return 0.0
+        four = [loss, *known[1:]]
+        counts = [divisors(one, samples) for one in four]
+        if len({len(one) for one in counts}) > 1 or (stated and not counts[0]) or not all(map(_alike, counts)):
+            return 0.0
+        by = [one[0] if one else 1.0 for one in counts]
+        off = _off([float(one.detach()) * n if n else 0.0 for one, n in zip(four, by, strict=True)])
+        off = max(off, _off(by) if min(by) > 1 else 0.0)
+        return off if off > _TOLERANCES.get(self._lowest, _LOW) else 0.0
+
+    def guards(self, loss: torch.Tensor, samples: int, ranks: int) -> tuple[bool, bool]:
+        """Return whether a loss divides by more than it counts (`count + 1`), and whether it may where less counts."""
+        now = later = False
+        for by in (one.divisor for one in terms(loss, samples) if one.divisor is not None):
+            for one in [one for one in self._numbers if one.data_ptr() == by.data_ptr()]:
+                count = one
+                while count in self._numbers:
+                    count = self._numbers[count][0]
+                n = float(count.detach())
+                values = (n or _MANY, n * ranks or _MANY, 2.0, _MANY)
+                each = [self._computed(one, torch.full_like(count, v)) / v for v in values]
+                now |= abs(each[0] - each[1]) > _COUNT * abs(each[1])
+                later |= abs(each[2] - each[3]) > _COUNT * abs(each[3])
+        return now, later and not now
+
+    def _computed(self, number: torch.Tensor, count: torch.Tensor) -> float:
+        """Return what a number would be if what it was computed of were another count."""
+        steps = [number]
+        while steps[-1] in self._numbers:
+            steps.append(self._numbers[steps[-1]][0])
+        for one in reversed(steps[:-1]):
+            source, func, given = self._numbers[one]
+            args, kwargs = mapped(given, functools.partial(_put, source, count))
+            count = func(*args, **kwargs)
+        return float(count.detach())
+
+
+def _put(source: torch.Tensor, instead: torch.Tensor, one: torch.Tensor) -> torch.Tensor:
+    return instead if one is source else one
+
+
+def _version(one: torch.Tensor) -> int:
+    return 0 if one.is_inference() else one._version
+
+
+def _alike(counts: Sequence[float]) -> bool:
+    return all(one == counts[0] for one in counts)  # ranks compare what differs themselves
+
+
+def _off(four: Sequence[float]) -> float:
+    """Return how far the sum of the first two is from that of the others, relative; 0 where one is no number."""
+    a, b, c, d = four
+    size = max(map(abs, four))
+    return abs(a + b - c - d) / size if all(map(math.isfinite, four)) and size else 0.0
