@@ -185,9 +185,17 @@ def test_a_model_far_too_large_is_captured_on_the_meta_device() -> None:
     assert found.flops == 40 * 2 * 8 * 2**30
 
 
+class _Irreps(tuple[int, ...]):
+    """A tuple that has no length, as e3nn's."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
 def test_capturing_leaves_the_model_as_it_was() -> None:
     torch.manual_seed(0)
     model = Mixed().eval()
+    model.irreps = _Irreps((1, 2))  # type: ignore[assignment]
     model(torch.rand(4, 8)).sum().backward()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]

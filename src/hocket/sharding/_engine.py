@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
+from . import torch_adapter
 from ._call import NO_ANSWER, FetchedRows, Local, LocalShard, Operand, OperatorCall, ShardPeers, placements_of
 from ._decompose import apply_rule
 from ._operators import changes_first, operator_name
@@ -248,6 +249,11 @@ def _examined(func: Any, args: Any, kwargs: dict[str, Any], marks: Any) -> Any:
         hook = name == "register_hook"
         if hook and str(getattr(args[-1], "__module__", "")).startswith(_WITHOUT_GRADIENTS):
             return func(*args, **kwargs)
+        if torch_adapter.compiling():
+            raise ShardingError(
+                "torch.compile cannot read tensors of which every rank has a part: call the model uncompiled, or take "
+                "a plan of data parallelism"
+            )
         raise refusal(name, divided[0], "would see a part's gradient" if hook else "asks how the tensor lies in memory")
     call = OperatorCall(
         name, mapped(_operand, tuple(args)), mapped(_operand, kwargs), peers.size, peers.rank, peers.exchanges, func,

@@ -1,14 +1,20 @@
-"""Names that torch keeps to itself and may move between releases: where `torch.func` meets tensors of a program."""
+"""Names that torch keeps to itself and may move: where `torch.func` and torch.compile meet tensors of a program."""
 
 from types import ModuleType
 from typing import Final
 
 from torch._functorch import eager_transforms, vmap
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._guards import TracingContext
 from torch.autograd import forward_ad
 
 outside_transforms = temporarily_clear_interpreter_stack
 """Opens a block in which no transform is under way."""
+
+
+def compiling() -> bool:
+    """Return whether torch.compile is looking at a program."""
+    return TracingContext.try_get() is not None
 
 
 def _there(*named: tuple[ModuleType, str]) -> tuple[tuple[ModuleType, str], ...]:

@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -182,7 +183,8 @@ class _KeptState:
             self.keep_attributes(value)
 
     def _keep_all(self, values: Any) -> None:
-        for value in list(values) if len(values) <= _MOST_ITEMS else ():
+        items = list(islice(values, _MOST_ITEMS + 1))  # e3nn's tuples have no length
+        for value in items if len(items) <= _MOST_ITEMS else ():
             self.keep(value)
 
     def _keep_tensor(self, tensor: torch.Tensor) -> None:

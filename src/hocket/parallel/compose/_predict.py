@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from hocket.comm import torch_adapter
+
 from ..batches import BatchShard, Cutter, Keywords, RandomStream, RngStates, SharedLoader, called, mapped, tensors_in
 from ..batches import batch as _batch
 from ..mesh import World
@@ -187,6 +189,7 @@ class _OfThisModel:
         self.__signature__ = signature
         self.__code__ = forward.__code__  # torch.export looks at it before it calls the model, which refuses
 
+    @torch_adapter.outside_compiler
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._forward(*args, **kwargs)
 
