@@ -53,6 +53,18 @@ def test_a_sum_is_known_in_whatever_form(summed: Callable[[torch.Tensor], torch.
     assert _said(lambda rows: summed(rows) / -_MASK.sum()) == ("", (3.0,))
 
 
+def test_losses_that_learned_weights_multiply_are_no_sum_over_samples() -> None:
+    s = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+
+    def weighed(*losses: torch.Tensor) -> torch.Tensor:
+        return (torch.stack(losses) * (-s).exp() + s).sum()
+
+    assert _said(lambda rows: weighed(rows.mean(), rows.square().mean()))[0] == ""
+    assert _said(lambda rows: weighed(rows.mean(), rows.square().sum()))[0] == "sum"
+    assert _said(lambda rows: weighed(rows[0], rows[1].square()))[0] == "sum"
+    assert _said(lambda rows: (rows.view(2, 2) * (-s).exp() + s).sum())[0] == "sum"
+
+
 @pytest.mark.parametrize(
     "mean",
     [

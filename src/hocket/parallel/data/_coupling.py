@@ -137,6 +137,8 @@ def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal
         features = kind_of(node) in ("Dot", "Vdot") and math.prod(sizes_of(node)) % max(1, samples)
         if divisor is not None or features or is_empty(node) or not torch_adapter.reaches(node, made):
             continue
+        if samples > 1 and _adds_up_means(node, made, samples):
+            continue
         if factor * samples <= 1.001:
             means = (samples, math.prod(sizes_of(node)))
             small = small if any(abs(factor * one - 1) < 1e-3 for one in means) else "small"
@@ -147,6 +149,29 @@ def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal
         if weights.max() - weights.min() > 1e-3 * weights.max():
             return "weights"
     return "sum" if singles > 1.001 and abs(singles - samples) < 1e-3 * samples else small
+
+
+def _adds_up_means(node: Any, made: set[int], samples: int) -> bool:
+    """Return whether all that a sum adds up was computed from means over samples.
+
+    So it is of several losses that learned weights multiply: `(losses * (-s).exp() + s).sum()`.
+    """
+    todo, seen = [one for one, _ in node.next_functions], set[Any]()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen or not torch_adapter.reaches(node, made):
+            continue
+        seen.add(node)
+        below = [one for one, _ in node.next_functions if one is not None]
+        single = math.prod(torch_adapter.result_sizes(node)) == 1
+        if single and (kind_of(node) == "Mean" or _reduction(node) == 1) and not is_of_one(node, samples):
+            continue
+        if single and kind_of(node) == "Div" and _is_sum(below[0]):
+            continue
+        if node._sequence_nr() in made or (single and any(math.prod(torch_adapter.result_sizes(o)) > 1 for o in below)):
+            return False
+        todo += below
+    return True
 
 
 _RANKING = (
