@@ -55,7 +55,8 @@ def test_an_algorithm_that_is_registered_is_planned_with(toy: str) -> None:
 
 def test_a_cluster_is_looked_at_once_and_forgotten_with_it() -> None:
     where = cluster.load("star:hosts=4")
-    assert network.network_of(where) is network.network_of(where)
+    assert network.network_of(where) is network.network_of(where) is Network.of(where)
+    assert Network.of(cluster.load("closet")) is Network.of(cluster.load("closet"))
     before = len(network._networks)
     del where
     gc.collect()

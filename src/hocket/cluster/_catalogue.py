@@ -1,5 +1,6 @@
 """Clusters that are known by name; their TOML files stand in `presets/`, with the source of every figure."""
 
+import functools
 import os
 from difflib import get_close_matches
 from importlib.resources import files
@@ -28,8 +29,9 @@ def preset_text(name: str) -> str:
     return (files(__package__) / "presets" / f"{name}.toml").read_text(encoding="utf-8")
 
 
+@functools.lru_cache(maxsize=4)  # of 16,384 devices one takes a fourth of a second, and looking at it as long again
 def preset(name: str) -> Cluster:
-    """Return a cluster of the catalogue.
+    """Return a cluster of the catalogue; the same one each time, since nobody can change it.
 
     Raises:
         ClusterError: if there is none of this name.

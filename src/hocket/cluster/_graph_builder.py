@@ -1,5 +1,6 @@
 """What builders write while they lay out a cluster, before it is frozen."""
 
+import itertools
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -65,6 +66,23 @@ class GraphBuilder:
             self.reductions[index] = reduction
         return index
 
+    def add(self, part: "GraphBuilder", name: str) -> int:
+        """Add what a host consists of, laid out as `part`, whose names go on behind the host's; its first index."""
+        first = len(self.names)
+        self.names += [name + rest for rest in part.names]
+        self._known.update(zip(self.names[first:], itertools.count(first)))
+        self.hosts += [self.host(name)] * len(part.names)
+        self.kinds += part.kinds
+        self.forwards += part.forwards
+        self.memory += part.memory
+        self.sizes += part.sizes
+        for rate, column in self.rates.items():
+            column += part.rates[rate]
+        self.ranks += [first + rank for rank in part.ranks]
+        self.reductions.update((first + node, does) for node, does in part.reductions.items())
+        self.links += [(first + a, first + b, rate, latency, cost) for a, b, rate, latency, cost in part.links]
+        return first
+
     def find(self, name: str, path: str) -> int:
         """Return the index of a node that a document names. Raises ClusterError if it has not been added."""
         if name not in self._known:
@@ -90,7 +108,7 @@ class GraphBuilder:
         recipe: Mapping[str, object] | None = None,
     ) -> Cluster:
         """Return the cluster that has been laid out."""
-        ends = np.array([link[:2] for link in self.links], dtype=np.int64).reshape(-1, 2)
+        tail, head, rate_Bps, latency_s, cost = np.array(self.links, dtype=np.float64).reshape(-1, 5).T.copy()
         return Cluster(
             name=name,
             node_names=tuple(self.names),
@@ -98,11 +116,11 @@ class GraphBuilder:
             hosts=np.array(self.hosts, dtype=np.int64),
             host_names=tuple(self.host_names),
             ranks=np.array(self.ranks, dtype=np.int64),
-            link_tail=ends[:, 0].copy(),
-            link_head=ends[:, 1].copy(),
-            capacity_Bps=np.array([link[2] for link in self.links], dtype=np.float64),
-            latency_s=np.array([link[3] for link in self.links], dtype=np.float64),
-            link_cost=np.array([link[4] for link in self.links], dtype=np.int64),
+            link_tail=tail.astype(np.int64),
+            link_head=head.astype(np.int64),
+            capacity_Bps=rate_Bps,
+            latency_s=latency_s,
+            link_cost=cost.astype(np.int64),
             forwards=np.array(self.forwards, dtype=bool),
             reductions=dict(self.reductions),
             routing=routing,

@@ -68,10 +68,13 @@ class Topology(TomlTable):
     def fill(self, layout: GraphBuilder, switches: list[int], *, servers: int | None = None) -> None:
         """Put servers at ports, given as the switch of each port in order; a part of a server is not put."""
         count = len(switches) // self.server.ports if servers is None else servers
+        server = GraphBuilder()
+        ports = self.server.place(server, "")
         for index in range(count):
-            ports = self.server.place(layout, f"host{index}")
-            for offset, port in enumerate(ports):
-                layout.link(port, switches[index * len(ports) + offset], self.bandwidth, self.latency)
+            first = layout.add(server, f"host{index}")
+            mine = switches[index * len(ports) : (index + 1) * len(ports)]
+            for port, switch in zip(ports, mine, strict=True):
+                layout.link(first + port, switch, self.bandwidth, self.latency)
 
     def whole_servers(self, ports: int) -> None:
         """Refuse a network whose ports a whole number of servers does not fill."""

@@ -137,10 +137,17 @@ class Network:
         """Look at a cluster: the first host stands for all that are like it, and of others the least counts.
 
         Ranks work in step, so that a device counts for what the slowest does, and has the memory of the smallest.
+        Each cluster is looked at once; it keeps what is found, as it has no hash to find it by.
 
         Raises:
             ClusterError: if its hosts hold different numbers of ranks, or no path joins two ranks.
         """
+        if id(cluster) not in _networks:
+            _networks[id(cluster)] = vars(cluster)["_network"] = cls._seen(cluster)
+        return _networks[id(cluster)]
+
+    @classmethod
+    def _seen(cls, cluster: Cluster) -> "Network":
         local = cluster.ranks_per_host()
         first = int(cluster.ranks[0])
         devices, apart = _least_device(cluster)
@@ -468,12 +475,8 @@ _networks: "weakref.WeakValueDictionary[int, Network]" = weakref.WeakValueDictio
 
 
 def network_of(cluster: Cluster | Network) -> Network:
-    """Return the wires of a cluster, made once for each; the cluster keeps them, as it has no hash to find them by."""
-    if isinstance(cluster, Network):
-        return cluster
-    if id(cluster) not in _networks:
-        _networks[id(cluster)] = vars(cluster)["_network"] = Network.of(cluster)
-    return _networks[id(cluster)]
+    """Return the wires of a cluster."""
+    return cluster if isinstance(cluster, Network) else Network.of(cluster)
 
 
 def _least_device(cluster: Cluster) -> tuple[dict[str, float], bool]:

@@ -1,5 +1,6 @@
 """A pipeline whose parameters are sharded, followed: blocks are gathered through the ports that messages pass, too."""
 
+import bisect
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,8 @@ from ._ends import block_times, copies_times, inside, talking
 from ._pipeline import Followed
 from ._profile import LayerTimes, Profile
 
+_Block = tuple[float, float, float, float]  # see `block_times`
+
 
 def follow_gathers(
     plan: Plan, profile: Profile, times: LayerTimes, edges: Sequence[int], works: Sequence[StageWork], plain: Followed
@@ -25,10 +28,11 @@ def follow_gathers(
     As many micro-batches are followed as of that one; each round of the rest takes as long as the last one.
     """
     p, m, few = plan.pipeline_parallel_degree, plan.micro_batches, plain.followed
-    found = _followed(plan, profile, times, edges, works, plain, few)
+    stages = _stages(plan, profile, times, edges)
+    found = _followed(plan, profile, times, edges, stages, works, plain, few)
     if few == m:
         return found
-    shorter = _followed(plan, profile, times, edges, works, plain, few - p)
+    shorter = _followed(plan, profile, times, edges, stages, works, plain, few - p)
     return found.later((m - few) / p * (found.seconds - shorter.seconds))
 
 
@@ -37,6 +41,7 @@ def _followed(
     profile: Profile,
     times: LayerTimes,
     edges: Sequence[int],
+    stages: tuple[list[list[_Block]], list[float]],
     works: Sequence[StageWork],
     plain: Followed,
     few: int,
@@ -45,7 +50,7 @@ def _followed(
     p, constants = plan.pipeline_parallel_degree, profile.constants
     ahead = constants.overlap and constants.prefetch
     port = int(inside(profile, shard_group(plan)))
-    blocks, averages = _stages(plan, profile, times, edges)
+    blocks, averages = stages
     weights = [float(times.backward[a:b].sum()) / 2 for a, b in itertools.pairwise(edges)]
     whole = [sum(one[3] for one in stage) for stage in blocks]
     ranks, links = [Stream() for _ in range(p)], [_SharedPort() for _ in range(p)]
@@ -78,7 +83,7 @@ def _followed(
                 # Behind that gather the next one is asked for: the message seldom has the port alone again.
                 more_s = min(hop, max(0.0, busy_s - rank.free_s))
                 for one in both:
-                    links[one].passed.append((rank.free_s, rank.free_s + hop + more_s))
+                    bisect.insort(links[one].passed, (rank.free_s, rank.free_s + hop + more_s))
                 way_s += more_s
             came[forward, onward, micro] = rank.free_s + way_s
     ends = tuple(rank.free_s for rank in ranks)
@@ -87,9 +92,6 @@ def _followed(
         link.add(average, rank.free_s)
     found = Followed(max(ends), ends, ends, few)
     return dataclasses.replace(found, links=tuple(link.free_s for link in links))
-
-
-_Block = tuple[float, float, float, float]  # see `block_times`
 
 
 def _stages(
@@ -124,7 +126,7 @@ class _SharedPort(Stream):
 
     def __init__(self) -> None:
         super().__init__()
-        self.passed: list[tuple[float, float]] = []  # when messages pass, from and to
+        self.passed: list[tuple[float, float]] = []  # when messages pass, from and to, in order
         self.next_s = 0.0  # what the gather takes that will be asked for next
 
     def busy_until(self, asked_s: float) -> float:
@@ -137,10 +139,15 @@ class _SharedPort(Stream):
         return self.free_s
 
     def _end(self, seconds: float, now: float) -> float:
-        self.passed = sorted(one for one in self.passed if one[1] > self.free_s)
+        """Return when what is asked for is there, if it begins now, which is not before the port is free."""
+        while self.passed and self.passed[0][1] <= self.free_s:
+            del self.passed[0]
         for begin, end in self.passed:
-            alone = min(seconds, max(0.0, begin - now))
-            now, seconds = now + alone, seconds - alone
-            shared = min(2 * seconds, max(0.0, end - max(now, begin)) if now >= begin else 0.0)
-            now, seconds = now + shared, seconds - shared / 2
+            if begin >= now + seconds:
+                break
+            if begin > now:
+                now, seconds = begin, seconds - (begin - now)
+            if end > now:
+                shared = min(2 * seconds, end - now)
+                now, seconds = now + shared, seconds - shared / 2
         return now + seconds

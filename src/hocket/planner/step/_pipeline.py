@@ -9,7 +9,7 @@ from hocket.schedule.pipeline import NAMED_ORDERS, PipelineAction
 from hocket.simulate import StageWork, simulate_order
 
 from ..network import LinkSeconds
-from ..plan import order_of, plan_order
+from ..plan import order_of
 
 if TYPE_CHECKING:
     from ..plan import Plan
@@ -114,7 +114,13 @@ def _left(
     return 0.0
 
 
-def crowding(plan: "Plan", stages: Sequence[StageWork], at_once: float) -> float:
+def crowding(plan: "Plan", stages: tuple[StageWork, ...], at_once: float) -> float:
     """Return what a pipeline takes longer if so many of its ranks compute at full speed at once."""
-    order = plan_order(plan)
+    m = plan.micro_batches * plan.accumulate
+    return _crowding(plan.pipeline_schedule, plan.pipeline_parallel_degree, plan.stages_per_rank, m, stages, at_once)
+
+
+@functools.lru_cache(maxsize=1024)  # as above
+def _crowding(schedule: str, p: int, v: int, m: int, stages: tuple[StageWork, ...], at_once: float) -> float:
+    order = order_of(schedule, p, v, m)
     return max(0.0, simulate_order(order, stages, at_once).seconds - simulate_order(order, stages).seconds)
