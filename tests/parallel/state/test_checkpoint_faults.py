@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import random
 import re
 import resource
@@ -455,3 +456,16 @@ def test_what_a_later_torch_has_written_is_said_to_be_so(
 
 def test_paths_that_python_3_13_has_written_are_read_by_others() -> None:
     assert _reader._MetadataUnpickler(io.BytesIO(b"cpathlib._local\nPosixPath\n.")).load() is PosixPath
+
+
+def test_members_that_early_pythons_3_11_have_written_are_read_and_nothing_else_is_taken_by_their_getattr() -> None:
+    def read(pickled: bytes) -> Any:
+        return _reader._MetadataUnpickler(io.BytesIO(b"cbuiltins\ngetattr\n(c" + pickled + b"\ntR.")).load()
+
+    module = b"torch.distributed.checkpoint.metadata\n"
+    member = read(module + b"_MEM_FORMAT_ENCODING\nVTORCH_CONTIGUOUS_FORMAT")
+    assert repr(member) == "<_MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT: 0>"
+    with pytest.raises(KeyError):
+        read(module + b"_MEM_FORMAT_ENCODING\nV__class__")
+    with pytest.raises(pickle.UnpicklingError, match="does not belong there"):
+        read(module + b"Metadata\nV__init__")

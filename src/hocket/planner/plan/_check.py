@@ -65,7 +65,7 @@ def check_run(plan: Plan, timeline: Timeline, *, steps: int = 1) -> PlanCheck:
         raise PlanError(f"nothing can be compared: {timeline.name} holds {len(timeline.spans)} spans of {steps} steps")
     if all(span.kind != "compute" for span in timeline.spans):
         rule = f"{timeline.name} has no spans of computation, so what it tells is of other things"
-        remedy = "give a trace of `hocket train`, or of the Trainer's timeline()"
+        remedy = "`hocket explain RUN` says it of a run; here give a trace of `hocket train` or Trainer.timeline()"
         raise PlanError("nothing can be compared:", [PlanFinding("timeline", rule, remedy)])
     each = len(ranks) * steps
     kinds = {span.kind for span in timeline.spans} - {"compute"}
