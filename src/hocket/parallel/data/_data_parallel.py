@@ -147,7 +147,7 @@ class DataParallel(torch.nn.Module):
             output = self.module(*args, **kwargs)
         output = self._after_forward(reducer, output, factor)
         if self._looks and not torch.compiler.is_compiling():
-            self._look(tensors_in(output))
+            self._look(tensors_in((args, kwargs)), tensors_in(output))
         return output
 
     @torch_adapter.outside_compiler
@@ -218,10 +218,11 @@ class DataParallel(torch.nn.Module):
                     tensor.register_hook(reducer.expect_backward)  # type: ignore[no-untyped-call]
         return output
 
-    def _look(self, outputs: Sequence[torch.Tensor]) -> None:
+    def _look(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Look on at what is computed from a batch, and now from outputs of the model."""
         note, apart = self._latest, self._apart
         if note is not None and note.share is not None and self._waits:
+            _exchanged.given(inputs, note.share.samples)
             rows = (one for i, one in enumerate(outputs) if apart is None or i in apart.rows)
             _exchanged.follow(rows, note.share.samples)
             _exchanged.begin()

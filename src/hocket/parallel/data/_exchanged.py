@@ -70,13 +70,23 @@ class Exchanged(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def follow(self, tensors: Iterable[torch.Tensor], samples: int) -> None:
         """Take notice of tensors that have a row for each sample."""
-        a, b = list(range(samples // 2)), list(range(samples // 2, samples))
-        like_a, like_b = b[:1] * len(a), (a or b)[:1] * len(b)
         for one in tensors:
-            known = one.dim() and len(one) == samples and one.layout is torch.strided and one not in self._others
-            if known and self._affords(one):
-                rows = [one.detach()[choice] for choice in (like_a + like_b, a + like_b, like_a + b)]
+            if _has_rows(one, samples) and one not in self._others and self._affords(one):
+                rows = _choices(one.detach(), samples)
                 self._others[one] = [(_version(one),), *(row.requires_grad_(one.requires_grad) for row in rows)]
+
+    def given(self, tensors: Iterable[torch.Tensor], samples: int) -> None:
+        """Take notice of what a model is given, whose outputs are followed next, as rows in that order.
+
+        If the program has put samples into another order (by their lengths, say), or it is not known where they come
+        from, what it has of the batch besides may have another order, and is followed no more.
+        """
+        known = [(one, self._of(one)) for one in tensors if _has_rows(one, samples)]
+        known = [(one, found[1:]) for one, found in known if found is not None]
+        if known and all(all(map(torch.equal, found, _choices(one, samples))) for one, found in known):
+            return
+        if not self.mixes or all(torch.isin(_sums(other), _sums(one)).all() for one, found in known for other in found):
+            self.mixes, self._others = False, WeakTensorKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and run it with other samples besides."""
@@ -174,6 +184,22 @@ class Exchanged(TorchDispatchMode):  # type: ignore[no-untyped-call]
             args, kwargs = mapped(given, functools.partial(_put, source, count))
             count = func(*args, **kwargs)
         return float(count.detach())
+
+
+def _has_rows(one: torch.Tensor, samples: int) -> bool:
+    return bool(one.dim()) and len(one) == samples and one.layout is torch.strided
+
+
+def _choices(rows: torch.Tensor, samples: int) -> list[torch.Tensor]:
+    """Return what stands for the rows of samples: halves a and b as b' and a', a and a', b' and b (see above)."""
+    a, b = list(range(samples // 2)), list(range(samples // 2, samples))
+    like_a, like_b = b[:1] * len(a), (a or b)[:1] * len(b)
+    return [rows[choice] for choice in (like_a + like_b, a + like_b, like_a + b)]
+
+
+def _sums(rows: torch.Tensor) -> torch.Tensor:
+    rows = torch.view_as_real(rows.detach()) if rows.is_complex() else rows.detach()
+    return rows.double().reshape(len(rows), -1).sum(1)
 
 
 def _put(source: torch.Tensor, instead: torch.Tensor, one: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,52 @@
+"""What is computed with other choices of a rank's samples, in one process; test_drift.py has ranks."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hocket.parallel.data._exchanged import Exchanged
+
+Order = Callable[[torch.Tensor], torch.Tensor]
+
+
+def off(order: Order, loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> float:
+    """Return how far a loss is found to be from a sum of one term a sample, where the program orders samples first."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(8, 3, dtype=torch.float64, generator=generator) for _ in range(2))
+    weights = torch.eye(3, dtype=torch.float64, requires_grad=True)
+    look = Exchanged()
+    look.follow([x, y], 8)
+    look.begin()
+    try:
+        at = order(y[:, 0])
+        inputs, target = x[at], y[at]
+        look.end()  # as of the model's forward pass
+        output = inputs @ weights
+        look.given([inputs], 8)
+        look.follow([output], 8)
+        look.begin()
+        loss = loss_of(output, target)
+    finally:
+        look.end()
+    return look.meet(loss, 8, stated=False)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        lambda y: torch.arange(8),
+        lambda y: y.argsort(),
+        lambda y: torch.from_numpy(y.numpy().argsort()),
+        lambda y: torch.tensor([3, 1, 0, 2, 7, 6, 5, 4]),
+    ],
+)
+def test_the_order_of_samples_is_no_matter(order: Order) -> None:
+    """Programs sort by length before they pack; what the loader gave has another order than outputs then."""
+    assert off(order, F.mse_loss) == 0
+    assert off(order, lambda output, y: F.mse_loss(output / output.detach().std(), y)) > 0.01
+
+
+def test_a_statistic_of_targets_is_found_where_samples_keep_their_order() -> None:
+    assert off(lambda y: torch.arange(8), lambda output, y: F.mse_loss(output, y / y.std())) > 0.01
