@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hocket.parallel.data._exchanged import Exchanged
+from hocket.parallel.data._exchanged import ExchangedSamples
 
 Order = Callable[[torch.Tensor], torch.Tensor]
 
@@ -16,7 +16,7 @@ def off(order: Order, loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tens
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(8, 3, dtype=torch.float64, generator=generator) for _ in range(2))
     weights = torch.eye(3, dtype=torch.float64, requires_grad=True)
-    look = Exchanged()
+    look = ExchangedSamples()
     look.follow([x, y], 8)
     look.begin()
     try:

@@ -20,7 +20,7 @@ from ..mesh import World
 from ..state import FlatBundles, broadcast_tensors, check_model, is_excluded, keepers
 from ._apart import Apart, look_apart
 from ._batch_norm import SynchronisedBatchNorm
-from ._exchanged import Exchanged
+from ._exchanged import ExchangedSamples
 from ._forward_state import tell
 from ._hooks import scale_gradients
 from ._loss_weight import LossWeights
@@ -31,7 +31,7 @@ from ._sample_numbers import Draws, SampleNumbers, draws_apart
 
 _serial = itertools.count()
 _living: "weakref.WeakSet[DataParallel]" = weakref.WeakSet()
-_exchanged = Exchanged()  # on while the first losses are computed, but for forward passes
+_exchanged = ExchangedSamples()  # on while the first losses are computed, but for forward passes
 _LOOKS, _BATCHES = 2, 8
 """Losses that are looked at, and batches in which they are waited for."""
 

@@ -32,7 +32,7 @@ _MANY = 4096.0
 _COUNT = 1e-5  # relative: `count + 1e-8` is a count
 
 
-class Exchanged(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs what is computed from a batch and the model's outputs also with halves of the samples exchanged.
 
     Attributes:

@@ -22,7 +22,7 @@ from ._coupling import (
     scale_of_means,
     sums_of_samples,
 )
-from ._exchanged import Exchanged
+from ._exchanged import ExchangedSamples
 from ._replica_marks import ReplicaMarks
 
 _TERMS = 8
@@ -184,7 +184,9 @@ class LossWeights:
                 stacklevel=4,
             )
 
-    def check_exchanged(self, loss: torch.Tensor, exchanged: Exchanged, share: BatchShard, *, stated: bool) -> None:
+    def check_exchanged(
+        self, loss: torch.Tensor, exchanged: ExchangedSamples, share: BatchShard, *, stated: bool
+    ) -> None:
         """Refuse a loss in which samples meet as no derivative shows, by what other choices of them give; or tell.
 
         `stated` says whether the program has told by what the loss is weighted.
