@@ -35,6 +35,33 @@ def test_a_layer_that_keeps_what_it_sees_of_the_data_is_found_and_is_as_it_was()
             np.testing.assert_array_equal(one, np.array(other))
 
 
+def test_a_metric_that_a_layer_updates_by_one_number_a_batch_is_found_and_is_as_it_was() -> None:
+    """Ranks' sums of means are no sum of means of the batch; a `Mean` takes such a number by its samples."""
+    import keras
+
+    from hocket.keras._look import BatchLook
+    from hocket.keras._random import DrawnShapes
+
+    class Telling(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self, metric: Any, by_sample: bool = False) -> None:
+            super().__init__()
+            self.metric, self.by_sample = metric, by_sample
+
+        def call(self, x: Any) -> Any:
+            self.metric.update_state(keras.ops.mean(keras.ops.abs(x), axis=-1 if self.by_sample else None))
+            return x
+
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(8, 3)).astype("float32"))
+    mean, total, of_samples = (keras.metrics.Mean(name="mean"), *(keras.metrics.Sum(name=name) for name in "ab"))
+    for layer, wanted in ((Telling(mean), ""), (Telling(total), "a"), (Telling(of_samples, by_sample=True), "")):
+        layer.metric.update_state(3.0)
+        model = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(1)])
+        before = float(layer.metric.result())
+        look = BatchLook(model, (x, x[:, :1]), training=True, own_loss=False, known=DrawnShapes())
+        assert look.untold == wanted
+        assert float(layer.metric.result()) == before
+
+
 def test_micro_batches_refuse_spectral_normalization() -> None:
     import keras
 

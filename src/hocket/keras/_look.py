@@ -12,7 +12,7 @@ from hocket.parallel.batches import BatchShard, Cutter, samples_in, tensors_in
 from hocket.parallel.data import look_apart
 from hocket.parallel.mesh import World
 
-from . import _private, _random
+from . import _metrics, _private, _random
 from ._stage import mask_of
 
 FEW = 8
@@ -40,6 +40,8 @@ class BatchLook:
         shapes: Shapes that the model drew, by the number of samples.
         shares: Whether the model draws as in training, each part its rows of the batch's numbers.
         state: The path of a variable in which the model keeps what it has seen of a batch; "" for none.
+        untold: The name of a metric that the model or a layer updates by what parts do not add up to; "" for none.
+        summed: What such metrics' variables have added up in a run, by path, by the samples' places, first and last.
         kept: What the model keeps besides weights and metrics after a run, by path, by the number of samples.
         masked: Whether an output has a mask.
         training: As given.
@@ -47,7 +49,8 @@ class BatchLook:
     """
 
     def __init__(self, model: Any, data: Any, *, training: bool, own_loss: bool, known: _random.DrawnShapes) -> None:
-        self.meets = self.added = self.state = ""
+        self.meets = self.added = self.state = self.untold = ""
+        self.summed: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
         self.kept: dict[int, dict[str, torch.Tensor]] = {}
         self.whole_loss = False
         self.draws: set[str] = set()
@@ -70,6 +73,7 @@ class BatchLook:
         self.added = next((said for place, said in wrong.items() if outputs <= place < outputs + added), "")
         self.whole_loss = any(place >= outputs + added for place in wrong)
         self.state = kept_of_data(self.kept.get(samples, {}), self.kept.values())
+        self.untold = self._untold(model, samples)
         if known.learn(self.shapes):
             self.draws.add(_random.OTHER_AXIS)
         self.draws |= unlike(model)
@@ -78,6 +82,17 @@ class BatchLook:
             found = look_apart(probe, ((*batch, places), {}), samples, summed=False)
             if found is not None and found.wrong:
                 self.draws.add(_random.MIXED)
+
+    def _untold(self, model: Any, samples: int) -> str:
+        every = self.summed.pop((0, samples), {})
+        half = any(layer.compute_dtype in ("float16", "bfloat16") for layer in model._flatten_layers())
+        for metric in _metrics.other_metrics(model) if len(self.summed) > 1 else ():
+            for path in {v.path for v in metric.variables} & every.keys():
+                parts = torch.stack([one[path] for one in self.summed.values()])
+                off = (every[path] - parts.sum(0)).abs()
+                if bool((off > (0.05 if half else 1e-3) * parts.abs().sum(0).maximum(every[path].abs()) + 1e-6).any()):
+                    return str(metric.name)
+        return ""
 
 
 class _ModelProbe(torch.nn.Module):
@@ -91,24 +106,30 @@ class _ModelProbe(torch.nn.Module):
 
     def forward(self, x: Any, y: Any, sample_weight: Any, places: torch.Tensor) -> list[torch.Tensor]:
         model, training, look = self.model, self.training, self._look[0]
+        part = BatchShard(int(places[0]), int(places[-1]) + 1, max([len(places), *look.shapes]), 1)
         if look.shares:
             torch.manual_seed(0)
-            begin, end = int(places[0]), int(places[-1]) + 1
-            share = BatchShard(begin, end, max(look.shapes), 1)
-            numbers = _random.of_whole_batch(lambda: share, look.known)
+            numbers = _random.of_whole_batch(lambda: part, look.known)
         else:
             drawn = look.shapes[len(places)] = []
             numbers = _random.calm(drawn.append, look.draws.add)
         kept = [*model.non_trainable_variables, *model.metrics_variables]
         before = [(v.value.data, v.value.detach().clone()) for v in kept if v.dtype != "string"]
+        metrics = _metrics.other_metrics(model)
+        summed = [v for metric in metrics for v in metric.variables if v.dtype != "string"]
         with ExitStack() as stack:
             stack.enter_context(numbers)
             stack.enter_context(by_moving_averages(model))
+            for metric in metrics:
+                stack.enter_context(_metrics.by_samples(metric, lambda: part))
             try:
+                for variable in summed:
+                    variable.value.detach().zero_()
                 y_pred = model(x, training=training) if model._call_has_training_arg else model(x)
                 made = tensors_in(y_pred)
                 if not look.shares:
                     look.kept[len(places)] = kept_by(model)
+                    look.summed[part.begin, part.end] = {v.path: v.value.detach().double().clone() for v in summed}
                 look.masked = any(mask_of(one) is not None for one in made)
                 losses = [loss for loss in model.losses if isinstance(loss, torch.Tensor)]
                 own = []
@@ -167,8 +188,8 @@ def judge(look: BatchLook, world: World) -> None:
     Raises:
         ValueError: samples of the batch meet in the model, or a layer adds a loss that is no mean over samples.
     """
-    everyone = world.from_all((look.meets, look.added, look.state, sorted(look.draws)))
-    meets, added, state = (next((str(one[i]) for one in everyone if one[i]), "") for i in range(3))
+    everyone = world.from_all((look.meets, look.added, look.untold, look.state, sorted(look.draws)))
+    meets, added, untold, state = (next((str(one[i]) for one in everyone if one[i]), "") for i in range(4))
     look.whole_loss = any(world.from_all(look.whole_loss))
     if _drawn([draws for *_, draws in everyone], world):
         return
@@ -183,6 +204,12 @@ def judge(look: BatchLook, world: World) -> None:
             f"a layer adds a loss (add_loss, activity_regularizer) that is no mean over samples: {added}. Ranks' "
             "losses are averaged: divide it by the number of samples, or compute it in a loss function that is given "
             "to compile, which sees the whole batch"
+        )
+    if untold:
+        raise ValueError(
+            f"metric {untold!r}, which the model or a layer of it updates by itself, has another value after a batch "
+            "than after its parts, and a rank has a part: give keras.metrics.Mean the mean over the batch, or others a "
+            "number for each sample"
         )
     _tell_of_state(state, world, "the model")
 
