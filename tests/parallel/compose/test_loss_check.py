@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -110,3 +111,34 @@ def all_said_alone() -> dict[str, Any]:
             optimizer.step()
             losses[name].append(loss.item())
     return losses
+
+
+def above_the_median(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Half of the samples count, of any part of a batch: no count tells that they are others."""
+    each = (output - target).square().mean(1)
+    return each[each > each.detach().median()].mean()
+
+
+def guarded(output: torch.Tensor, target: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    return ((output - target).square() * (target > 0)).sum() / count
+
+
+def of_samples_that_count(target: torch.Tensor, loss: Any) -> None:
+    """Take a step in two parts."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4).double()
+    trainer = hocket.Trainer(model, loss, torch.optim.SGD(model.parameters(), 0.1), Plan(accumulate=2))
+    trainer.step((torch.randn(len(target), 4, dtype=torch.float64), target))
+
+
+def test_statistics_without_a_gradient_and_counts_with_more_are_found_by_other_samples_and_counts() -> None:
+    many = torch.ones(8, 4, dtype=torch.float64)
+    few = many * torch.tensor([1, 0, 0, 1, 0, 0, 1, 0]).unsqueeze(1)
+    with pytest.raises(PlanError, match="samples exchanged"):
+        # The first two and the other four are cut at their medians as the six are: other parts would not be.
+        of_samples_that_count(many[:6] * torch.tensor([10, 80, 20, 30, 90, 100]).unsqueeze(1), above_the_median)
+    with pytest.raises(PlanError, match="divides by more than it counts"):
+        of_samples_that_count(few, lambda o, t: guarded(o, t, (t > 0).sum() + 1))
+    with pytest.warns(UserWarning, match="divides by more than it counts where that is little"):
+        of_samples_that_count(many, lambda o, t: guarded(o, t, (t > 0).sum().clamp(min=8)))
+    of_samples_that_count(many, lambda o, t: guarded(o, t, (t > 0).sum().clamp(min=1)))

@@ -4,9 +4,10 @@ import functools
 import itertools
 import math
 import types
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +27,16 @@ from ..batches import (
     tensors_in,
     undisturbed,
 )
-from ..data import ForwardState, StateProbe, SynchronisedBatchNorm, as_evaluated, as_trained, draws_of, tell
+from ..data import (
+    ExchangedSamples,
+    ForwardState,
+    StateProbe,
+    SynchronisedBatchNorm,
+    as_evaluated,
+    as_trained,
+    draws_of,
+    tell,
+)
 from ..mesh import World
 from ._composition import Composition
 from ._precision import exactly
@@ -55,6 +65,7 @@ class _Verdict:
     problem: str = ""  # why the plan does not give the loss of one process; "" if it does
     inside: bool | None = None  # whether the model computes the loss; None if that is not known
     empty: bool = False  # whether nothing of these samples counts in the loss, so that others must tell
+    guarded: bool = False  # whether the loss divides by more than it counts where that is little
 
 
 class LossCheck:
@@ -266,6 +277,10 @@ class LossCheck:
         if verdict.problem and self._cuts:
             rule = f"{verdict.problem} This plan cuts batches ({', '.join(self._cuts)})"
             raise PlanError("the plan does not keep the loss of one process:", [PlanFinding("loss_fn", rule, _REMEDY)])
+        if verdict.guarded and self._cuts:
+            notes.append(_GUARDED)
+            if self._composition.mesh.whole.rank == 0:
+                warnings.warn(_GUARDED, stacklevel=4)
         if verdict.counter is not None:
             form.counter = verdict.counter
             notes.append(f"the loss is a mean over {verdict.counter}, by which parts of a batch are weighted")
@@ -281,6 +296,11 @@ _WHOLE = "take a plan that does not cut batches: tensor parallelism, a pipeline 
 _CHANGE = (
     "change parameters after trainer.step, or keep what is not trained in buffers (a teacher that follows its student, "
     "say)"
+)
+_GUARDED = (
+    "the loss divides by more than it counts where that is little (`sum / count.clamp(min=10)`, `sum / (count + 1)`), "
+    "and a part of a batch counts less than all of it: where it does, the loss is not that of one process. Return "
+    "(sum, count) from loss_fn"
 )
 _REMEDY = (
     "if it is a mean over something else (tokens, weights), return (sum, count) from loss_fn, or pass loss_weight, "
@@ -306,6 +326,7 @@ class _Judge:
         # Uneven, so that weights matter; no part of one sample, which some models take for something else.
         self._cut = max(min(2, few.samples // 2), few.samples // 2 - 1)
         self._size = 0.0  # of what is added up to a loss, which may be more than what comes out
+        self._off, self._guards = 0.0, (False, False)  # what samples exchanged have shown, and other counts
 
     def measured(self, begin: int, end: int) -> list[MeasuredLoss]:
         """Return the loss of some of the samples; [] where this rank does not know it."""
@@ -317,8 +338,19 @@ class _Judge:
 
     def _loss(self, output: Any, target: Any) -> Any:
         """Return the loss, and note how large the terms are that the outputs add up to in it, to first order."""
-        value = self._passes.loss_fn(output, target)
+        exchanged, count = ExchangedSamples(), self._few.samples
+        exchanged.follow(tensors_in([output, target]), count)
+        exchanged.begin()
+        try:
+            value = self._passes.loss_fn(output, target)
+        finally:
+            exchanged.end()
         loss = value[0] if isinstance(value, tuple | list) else value
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and not (exchanged.mixes or exchanged.communicates):
+            off = min(exchanged.meet(loss, count), exchanged.meet(loss, count, times=False))
+            self._off = max(self._off, off)
+            now, later = exchanged.guards(loss, count, 2)
+            self._guards = self._guards[0] or now, self._guards[1] or later
         rows = [one for one in tensors_in(output) if one.requires_grad]
         if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.numel() == 1 and rows and loss is not output:
             self._tolerance = max(self._tolerance, _TOLERANCES.get(loss.dtype, 2e-2))
@@ -340,6 +372,21 @@ class _Judge:
 
     def verdict(self, first: list[MeasuredLoss]) -> _Verdict | None:
         """Return what explains the loss, or that nothing does; None where this rank does not know it."""
+        found = self._explained(first)
+        if found is None:
+            return None
+        problem, (now, later) = found.problem, self._guards
+        if found.kind and (now or (later and problem)):
+            problem = "the loss divides by more than it counts (`sum / (count + 1)`, `sum / count.clamp(min=10)`)."
+        elif not problem and self._off and found.kind in {"graph", "samples"}:  # else something else weights parts
+            problem = (
+                f"with some of {self._few.samples} samples exchanged the loss is {self._off:.2g} off, relative, from a "
+                "sum of one term for each sample: samples meet in it without a gradient (a statistic of detached "
+                "outputs or of the batch)."
+            )
+        return replace(found, problem=problem, guarded=later)
+
+    def _explained(self, first: list[MeasuredLoss]) -> _Verdict | None:
         count = self._few.samples
         cut = self._cut
         cuts = [(0, cut, count)] + ([(0, 2, count)] if cut > 2 else [])

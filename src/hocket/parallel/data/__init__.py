@@ -3,6 +3,7 @@
 from ._apart import as_evaluated, as_trained, look_apart
 from ._batch_norm import BroadcastBuffers, SynchronisedBatchNorm, normalise, synchronise
 from ._data_parallel import DataParallel, living
+from ._exchanged import ExchangedSamples
 from ._forward_state import ForwardState, StateProbe, tell
 from ._fully_sharded import FullySharded, blocks
 from ._hooks import has_own_hooks, is_nonlinear, scale_gradients
@@ -15,8 +16,8 @@ from ._zero import ShardedOptimizer
 from .relaxed._relaxation import Relaxation
 
 __all__ = [
-    "BroadcastBuffers", "DataParallel", "ForwardState", "FullySharded", "GradientReducer", "Relaxation",
-    "ReplicaMarks", "Replicated", "SampleNumbers", "ShardedOptimizer", "ShardingStrategy", "StageNumbers", "StateProbe",
-    "SynchronisedBatchNorm", "as_evaluated", "as_trained", "blocks", "draws_of", "has_own_hooks", "is_nonlinear",
-    "living", "look_apart", "normalise", "on_several_hosts", "scale_gradients", "synchronise", "tell",
+    "BroadcastBuffers", "DataParallel", "ExchangedSamples", "ForwardState", "FullySharded", "GradientReducer",
+    "Relaxation", "ReplicaMarks", "Replicated", "SampleNumbers", "ShardedOptimizer", "ShardingStrategy", "StageNumbers",
+    "StateProbe", "SynchronisedBatchNorm", "as_evaluated", "as_trained", "blocks", "draws_of", "has_own_hooks",
+    "is_nonlinear", "living", "look_apart", "normalise", "on_several_hosts", "scale_gradients", "synchronise", "tell",
 ]  # fmt: skip

@@ -141,17 +141,17 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except Exception:  # sizes that one choice of samples has need not fit another
             return []
 
-    def meet(self, loss: torch.Tensor, samples: int, *, stated: bool) -> float:
+    def meet(self, loss: torch.Tensor, samples: int, *, stated: bool = False, times: bool = True) -> float:
         """Return how far a loss is from a sum of one term for each sample, relative; 0 where it is one, or not known.
 
         What it divides by is looked at, too: a count is such a sum. `stated` says whether the program has told by what
-        losses are weighted where their graph does not tell.
+        losses are weighted where their graph does not tell; `times` whether it is the loss times what it divides by.
         """
         known = self._of(loss)
         if samples < 2 or known is None or any(one.numel() != 1 for one in known[1:]):
             return 0.0
         four = [loss, *known[1:]]
-        counts = [divisors(one, samples) for one in four]
+        counts = [divisors(one, samples) if times else () for one in four]
         if len({len(one) for one in counts}) > 1 or (stated and not counts[0]) or not all(map(_alike, counts)):
             return 0.0
         by = [one[0] if one else 1.0 for one in counts]
