@@ -131,12 +131,14 @@ def of_samples_that_count(target: torch.Tensor, loss: Any) -> None:
     trainer.step((torch.randn(len(target), 4, dtype=torch.float64), target))
 
 
-def test_statistics_without_a_gradient_and_counts_with_more_are_found_by_other_samples_and_counts() -> None:
+def test_losses_that_the_first_samples_explain_by_chance_are_refused() -> None:
     many = torch.ones(8, 4, dtype=torch.float64)
     few = many * torch.tensor([1, 0, 0, 1, 0, 0, 1, 0]).unsqueeze(1)
     with pytest.raises(PlanError, match="samples exchanged"):
         # The first two and the other four are cut at their medians as the six are: other parts would not be.
         of_samples_that_count(many[:6] * torch.tensor([10, 80, 20, 30, 90, 100]).unsqueeze(1), above_the_median)
+    with pytest.raises(PlanError, match="bends a mean over samples"):
+        of_samples_that_count(many, lambda o, t: (F.mse_loss(o, t) - 0.1).abs() + 0.1)
     with pytest.raises(PlanError, match="divides by more than it counts"):
         of_samples_that_count(few, lambda o, t: guarded(o, t, (t > 0).sum() + 1))
     with pytest.warns(UserWarning, match="divides by more than it counts where that is little"):

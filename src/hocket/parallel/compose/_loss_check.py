@@ -1,13 +1,11 @@
 """Compares the loss of some samples with that of their parts, before the first step is made."""
 
 import functools
-import itertools
 import math
 import types
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,20 +13,16 @@ import torch
 from hocket.planner import PlanError, PlanFinding
 
 from ..batches import (
-    AgreedCount,
     BatchPart,
     Cutter,
     LossForm,
     MeasuredLoss,
-    batch_of,
     mapped,
-    possible_counts,
     samples_in,
     tensors_in,
     undisturbed,
 )
 from ..data import (
-    ExchangedSamples,
     ForwardState,
     StateProbe,
     SynchronisedBatchNorm,
@@ -39,6 +33,7 @@ from ..data import (
 )
 from ..mesh import World
 from ._composition import Composition
+from ._loss_judge import LossJudge, Verdict, no_part, said
 from ._precision import exactly
 
 _SAMPLES = 8
@@ -46,26 +41,6 @@ _SAMPLES = 8
 
 _ENOUGH = 4
 """Samples from which on those of one rank do: of fewer, what a loss divides by may look like many things."""
-
-_TOLERANCES = {torch.float64: 1e-6, torch.float32: 2e-5}
-"""Relative, by the lowest precision in use: some 100 roundings; in float64 a constant may be in float32.
-
-Other types have 2e-2, a few roundings of bfloat16.
-"""
-
-
-@dataclass(frozen=True)
-class _Verdict:
-    """What rank 0 has found; the same is done on every rank."""
-
-    kind: str = ""  # of the form of the loss; "" to leave it as it is
-    rate: float = 1.0  # counts per sample
-    ratios: tuple[float, ...] = (1.0,)  # see LossForm
-    counter: AgreedCount | None = None  # that explains the loss
-    problem: str = ""  # why the plan does not give the loss of one process; "" if it does
-    inside: bool | None = None  # whether the model computes the loss; None if that is not known
-    empty: bool = False  # whether nothing of these samples counts in the loss, so that others must tell
-    guarded: bool = False  # whether the loss divides by more than it counts where that is little
 
 
 class LossCheck:
@@ -205,7 +180,7 @@ class LossCheck:
                     inner.training = False
         outside = [(one, {name: f"loss_fn.{name}" for name, _ in one.named_buffers()}) for one in self._outside]
         looked_at = [*composition.modules, *outside]
-        judge, probe = _Judge(composition, self._form, few), StateProbe(looked_at, skipped)
+        judge, probe = LossJudge(composition, self._form, few), StateProbe(looked_at, skipped)
         count, cut = few.samples, few.samples // 2  # batch norm takes no part of one sample
         losses: list[list[MeasuredLoss]] = []
         try:
@@ -225,10 +200,10 @@ class LossCheck:
             composition.notes += lines
         return looked_at, mesh["data"], found
 
-    def _compared(self, modules: Sequence[torch.nn.Module], few: BatchPart) -> tuple[_Verdict | str | None, bool]:
+    def _compared(self, modules: Sequence[torch.nn.Module], few: BatchPart) -> tuple[Verdict | str | None, bool]:
         """Return what explains the loss, or the error that the samples raise, and whether no random numbers matter."""
         from_all = self._composition.mesh.whole.from_all
-        judge = _Judge(self._composition, self._form, few)
+        judge = LossJudge(self._composition, self._form, few)
         steady = False
         error = ""
         for calm in (as_trained, as_evaluated):
@@ -248,7 +223,7 @@ class LossCheck:
                     self._seen = self._seen or self._parameters()
                     same = agrees(1, first)
             except Exception as caught:  # what is no mere matter of the mode will be met in the step itself
-                same, error = False, _said(caught)
+                same, error = False, said(caught)
             if all(from_all(same)):
                 return judge.verdict(first), steady or calm is as_trained
             if calm is as_trained and not any(from_all(error)):
@@ -258,7 +233,7 @@ class LossCheck:
 
     def _whole_alone(
         self, modules: Sequence[torch.nn.Module], few: BatchPart, batch: BatchPart | None, error: str
-    ) -> _Verdict | None:
+    ) -> Verdict | None:
         """Return that the model takes the whole batch and no part of it, if it is so; a collective operation."""
         from_all = self._composition.mesh.whole.from_all
         if not self._cuts or not all(from_all(batch is not None and batch.samples > few.samples)):
@@ -270,9 +245,9 @@ class LossCheck:
             takes = True
         except Exception:  # an error of the model's own, which the step will meet
             takes = False
-        return _Verdict(problem=_no_part(few.samples, batch.samples, error)) if all(from_all(takes)) else None
+        return Verdict(problem=no_part(few.samples, batch.samples, error)) if all(from_all(takes)) else None
 
-    def _follow(self, verdict: _Verdict) -> None:
+    def _follow(self, verdict: Verdict) -> None:
         form, notes = self._form, self._composition.notes
         if verdict.problem and self._cuts:
             rule = f"{verdict.problem} This plan cuts batches ({', '.join(self._cuts)})"
@@ -307,193 +282,6 @@ _REMEDY = (
     'which gives the count for a part of a batch; if it is a sum, say loss_reduction = "sum"; if samples meet in it '
     "(in-batch negatives, a statistic of the batch), " + _WHOLE
 )
-
-
-class _Judge:
-    """Measures losses of the samples and of their parts."""
-
-    def __init__(self, composition: Composition, form: LossForm, few: BatchPart) -> None:
-        self._passes, self._form, self._few = composition.passes, form, few
-        self._cutter = Cutter(None)
-        self._values = (few.inputs, few.target)
-        floats = [
-            *composition.model.parameters(),
-            *(t for t in tensors_in(list(self._values)) if t.is_floating_point()),
-        ]
-        self._tolerance = max((_TOLERANCES.get(one.dtype, 2e-2) for one in floats), default=2e-5)
-        if self._passes.pipeline is not None and composition.plan.precision != "float32":
-            self._tolerance = 2e-2
-        # Uneven, so that weights matter; no part of one sample, which some models take for something else.
-        self._cut = max(min(2, few.samples // 2), few.samples // 2 - 1)
-        self._size = 0.0  # of what is added up to a loss, which may be more than what comes out
-        self._off, self._guards = 0.0, (False, False)  # what samples exchanged have shown, and other counts
-
-    def measured(self, begin: int, end: int) -> list[MeasuredLoss]:
-        """Return the loss of some of the samples; [] where this rank does not know it."""
-        part = self._few
-        if end - begin < part.samples:
-            inputs, target = self._cutter.cut(self._values, begin, end)
-            part = BatchPart(inputs, target, end - begin, end - begin)
-        return self._passes.measured(part, self._loss, whole=True)
-
-    def _loss(self, output: Any, target: Any) -> Any:
-        """Return the loss, and note how large the terms are that the outputs add up to in it, to first order."""
-        exchanged, count = ExchangedSamples(), self._few.samples
-        exchanged.follow(tensors_in([output, target]), count)
-        exchanged.begin()
-        try:
-            value = self._passes.loss_fn(output, target)
-        finally:
-            exchanged.end()
-        loss = value[0] if isinstance(value, tuple | list) else value
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and not (exchanged.mixes or exchanged.communicates):
-            off = min(exchanged.meet(loss, count), exchanged.meet(loss, count, times=False))
-            self._off = max(self._off, off)
-            now, later = exchanged.guards(loss, count, 2)
-            self._guards = self._guards[0] or now, self._guards[1] or later
-        rows = [one for one in tensors_in(output) if one.requires_grad]
-        if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.numel() == 1 and rows and loss is not output:
-            self._tolerance = max(self._tolerance, _TOLERANCES.get(loss.dtype, 2e-2))
-            found = torch.autograd.grad(loss, rows, retain_graph=True, allow_unused=True)
-            pairs = [(one.detach(), g) for one, g in zip(rows, found, strict=True) if g is not None]
-            pieces = (pair for a, g in pairs for pair in (zip(a, g, strict=True) if a.dim() else [(a, g)]))
-            size = sum(float((a * g).abs().sum(dtype=torch.float64)) for a, g in pieces)  # logits are large
-            self._size = max(self._size, size / (float(value[1]) or 1.0) if loss is not value else size)
-        return value
-
-    def close(self, one: float, other: float, times: float = 1.0) -> bool:
-        """Return whether two losses are equal but for rounding."""
-        return abs(one - other) <= times * self._tolerance * max(abs(one), abs(other), self._size, 1e-12)
-
-    def distance(self, whole: MeasuredLoss, parts: list[MeasuredLoss]) -> float:
-        """Return how far the loss of the parts is from that of the samples, relative."""
-        ours, theirs = self._combined(whole, parts, [one.count for one in parts], whole.count)
-        return float(abs(ours - theirs) / max(abs(ours), 1e-30))
-
-    def verdict(self, first: list[MeasuredLoss]) -> _Verdict | None:
-        """Return what explains the loss, or that nothing does; None where this rank does not know it."""
-        found = self._explained(first)
-        if found is None:
-            return None
-        problem, (now, later) = found.problem, self._guards
-        if found.kind and (now or (later and problem)):
-            problem = "the loss divides by more than it counts (`sum / (count + 1)`, `sum / count.clamp(min=10)`)."
-        elif not problem and self._off and found.kind in {"graph", "samples"}:  # else something else weights parts
-            problem = (
-                f"with some of {self._few.samples} samples exchanged the loss is {self._off:.2g} off, relative, from a "
-                "sum of one term for each sample: samples meet in it without a gradient (a statistic of detached "
-                "outputs or of the batch)."
-            )
-        return replace(found, problem=problem, guarded=later)
-
-    def _explained(self, first: list[MeasuredLoss]) -> _Verdict | None:
-        count = self._few.samples
-        cut = self._cut
-        cuts = [(0, cut, count)] + ([(0, 2, count)] if cut > 2 else [])
-        try:
-            split = [[self.measured(a, b) for a, b in itertools.pairwise(one)] for one in cuts]
-        except Exception as error:
-            # Of one sample, say, which some models take for something else; the step will tell.
-            return _Verdict(problem=_no_part(cut, count, _said(error))) if cut > 1 else None
-        if not first:
-            return None
-        whole = first[0]
-        parts = [[found[0] for found in one] for one in split]
-        values = [one.value for one in (whole, *sum(parts, []))]
-        if not all(map(math.isfinite, values)):
-            return None
-        if whole.terms and (not any(whole.terms) or whole.guard is not False):
-            return _Verdict(empty=True)
-        form = self._form
-        samples = [[b - a for a, b in itertools.pairwise(one)] for one in cuts]
-        stated = [[0.0 if one.guard else one.count for one in some] for some in parts]
-        if whole.paired:
-            return self._stated(whole, parts, stated, whole.count, "the pair (sum, count)")
-        if form.kind == "sum":
-            ones = [[1.0] * len(one) for one in parts]
-            return self._stated(whole, parts, ones, 1.0, 'the sum that loss_reduction = "sum" promises')
-        if form.counter is not None:
-            return self._stated(whole, parts, stated, whole.count, "the mean that loss_weight promises")
-        everything = [whole, *sum(parts, [])]
-        if whole.terms and all(_like(one, whole) for one in everything):
-            counts = [[0.0 if one.guard else one.terms[0] for one in some] for some in parts]
-            if self._explains(whole, parts, counts, whole.terms[0]):
-                first_term = max(whole.terms[0], 1e-30)
-                ratios = tuple(one / first_term for one in whole.terms)
-                return _Verdict("graph", whole.terms[0] / count, ratios, inside=form.inside)
-        if self._explains(whole, parts, samples, count):
-            # Of a loss that a pipeline's last stage computes the graph tells in training only.
-            return _Verdict("samples" if self._passes.pipeline is None or whole.terms else "graph")
-        counter = self._counter(whole, parts, cuts)
-        if counter is not None:
-            batch = batch_of(*self._values)
-            return _Verdict("weight", counter(batch) / count, counter=counter)
-        return _Verdict("samples", problem=self._problem(whole, parts, samples, count, "a mean over samples"))
-
-    def _stated(
-        self, whole: MeasuredLoss, parts: list[list[MeasuredLoss]], counts: Any, total: float, what: str
-    ) -> _Verdict:
-        rate = total / self._few.samples if self._form.kind != "sum" else 1.0
-        if self._explains(whole, parts, counts, total):
-            return _Verdict(rate=rate)
-        return _Verdict(rate=rate, problem=self._problem(whole, parts, counts, total, what))
-
-    def _combined(self, whole: MeasuredLoss, parts: list[MeasuredLoss], counts: Sequence[float], total: float) -> Any:
-        """Return the loss of the samples, and that of their parts combined, both divided by `total`."""
-        if whole.paired:
-            losses = [one.value for one in parts]
-            return whole.value / (total or 1.0), sum(losses) / (sum(counts) or 1.0)
-        if self._form.kind == "sum":
-            return whole.value, sum(one.value for one in parts)
-        pairs = zip(parts, counts, strict=True)
-        losses = [one.value * (n or one.weight) for one, n in pairs if n or one.guard or (one.weight and not one.count)]
-        return whole.value, sum(losses) / (sum(counts) or 1.0)
-
-    def _explains(
-        self, whole: MeasuredLoss, parts: list[list[MeasuredLoss]], counts: Sequence[Sequence[float]], total: float
-    ) -> bool:
-        for some, weights in zip(parts, counts, strict=True):
-            if self._form.kind != "sum" and not math.isclose(sum(weights), total, rel_tol=1e-4):
-                return False
-            scale = max((abs(one.value) for one in some), default=0.0) / (total if whole.paired and total else 1.0)
-            ours, theirs = self._combined(whole, some, weights, total)
-            if not (self.close(ours, theirs) or abs(ours - theirs) <= self._tolerance * scale):
-                return False
-        return True
-
-    def _counter(
-        self, whole: MeasuredLoss, parts: list[list[MeasuredLoss]], cuts: Sequence[tuple[int, ...]]
-    ) -> AgreedCount | None:
-        """Return the count of tensors of the batch that explains the loss."""
-        batch = batch_of(*self._values)
-        matching = []
-        for one in possible_counts(batch, self._few.samples):
-            counts = []
-            for places in cuts:
-                ends = itertools.pairwise(places)
-                counts.append([one(batch_of(*self._cutter.cut(self._values, a, b))) for a, b in ends])
-            if self._explains(whole, parts, counts, one(batch)):
-                matching.append(one)
-        return AgreedCount.of(matching) if matching and self._few.samples > 2 else None
-
-    def _problem(self, whole: Any, parts: Any, counts: Any, total: float, what: str) -> str:
-        ours, theirs = self._combined(whole, parts[0], counts[0], total)
-        off = abs(ours - theirs) / max(abs(ours), 1e-30)
-        cut = self._cut
-        return (
-            f"the loss of {self._few.samples} samples is {ours:.6g}, and that of the first {cut} and the others "
-            f"combined {theirs:.6g}, {off:.2g} off: it is not {what}."
-        )
-
-
-def _like(one: MeasuredLoss, other: MeasuredLoss) -> bool:
-    """Return whether the terms of two losses divide by counts in the same proportion."""
-    if len(one.terms) != len(other.terms):
-        return False
-    return all(
-        math.isclose(a * other.terms[0], b * one.terms[0], rel_tol=1e-4)
-        for a, b in zip(one.terms, other.terms, strict=True)
-    )
 
 
 def few_samples(part: BatchPart, data: World) -> BatchPart | None:
@@ -555,17 +343,6 @@ def _keeps_state(module: torch.nn.Module) -> bool:
     return any(
         inner._buffers or any(isinstance(one, torch.Tensor) for one in vars(inner).values())
         for inner in module.modules()
-    )
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _no_part(few: int, count: int, error: str) -> str:
-    return (
-        f"the model takes a batch of {count} and not {few} of them ({error}): they are not "
-        "samples that can be computed apart (nodes of one graph; targets that number the batch's own rows)."
     )
 
 

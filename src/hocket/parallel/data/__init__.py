@@ -2,6 +2,7 @@
 
 from ._apart import as_evaluated, as_trained, look_apart
 from ._batch_norm import BroadcastBuffers, SynchronisedBatchNorm, normalise, synchronise
+from ._coupling import samples_paired
 from ._data_parallel import DataParallel, living
 from ._exchanged import ExchangedSamples
 from ._forward_state import ForwardState, StateProbe, tell
@@ -19,5 +20,6 @@ __all__ = [
     "BroadcastBuffers", "DataParallel", "ExchangedSamples", "ForwardState", "FullySharded", "GradientReducer",
     "Relaxation", "ReplicaMarks", "Replicated", "SampleNumbers", "ShardedOptimizer", "ShardingStrategy", "StageNumbers",
     "StateProbe", "SynchronisedBatchNorm", "as_evaluated", "as_trained", "blocks", "draws_of", "has_own_hooks",
-    "is_nonlinear", "living", "look_apart", "normalise", "on_several_hosts", "scale_gradients", "synchronise", "tell",
+    "is_nonlinear", "living", "look_apart", "normalise", "on_several_hosts", "samples_paired", "scale_gradients",
+    "synchronise", "tell",
 ]  # fmt: skip
