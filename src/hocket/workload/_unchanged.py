@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 Undo = Callable[[], object]
-# Registries that torch keeps in a module; what is run may enter hooks there and takes them out itself.
+# Registries that torch keeps in a module.
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training", "_buffers"}
+_HOOKS = sorted(name for name in _OF_TORCH if "hooks" in name)
 _SHARED = (nn.Module, torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType, types.CodeType)
 _MOST_ITEMS = 10_000  # of a list whose items are looked into: more are data
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
@@ -31,7 +32,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
     Put back are buffers, modes, gradients (in the block there are none), attributes of all its modules and of what they
     hold (numbers, lists, dicts, sets, arrays, tensors, objects), class attributes that its own classes define, and the
-    random numbers of torch, Python and numpy. A lazy module that got its parameters in the block keeps them.
+    random numbers of torch, Python and numpy. Hooks that were registered in the block are gone. A lazy module that got
+    its parameters in the block keeps them.
     """
     state = _KeptState()
     modules = list(model.modules())
@@ -136,6 +138,10 @@ class _KeptState:
         self._undo.append(undo)
         for value in before.values():
             self.keep(value)
+        if isinstance(owner, nn.Module):
+            # It may register some when it is run first, and note that in an attribute. Lazy modules take theirs out.
+            hooks = [found for name in _HOOKS if (found := attributes.get(name)) is not None]
+            self._undo.append(partial(_drop_new, [(found, set(found)) for found in hooks]))
 
     def keep_class(self, owner: type) -> None:
         """Keep the plain values among a class's attributes: a counter of all its instances, say."""
@@ -197,6 +203,12 @@ class _KeptState:
                 tensor.detach().copy_(copy)
 
         self._undo.append(undo)
+
+
+def _drop_new(hooks: list[tuple[dict[int, Any], set[int]]]) -> None:
+    for found, before in hooks:
+        for key in found.keys() - before:
+            del found[key]
 
 
 def _refill(held: Any, items: list[Any]) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from hocket.parallel.batches import undisturbed
+from hocket.workload.division import unchanged
 
 
 def test_generators_that_a_module_holds_are_put_back() -> None:
@@ -44,8 +45,13 @@ class Hooked(nn.Module):
 
 def test_hooks_that_a_first_run_registers_are_there_once() -> None:
     model = Hooked()
-    for _ in range(2):
-        with undisturbed([model]):
-            model(torch.rand(3, 2))
-    assert not model.inner._forward_hooks
+    for block in (lambda: undisturbed([model]), lambda: unchanged(model)):
+        for _ in range(2):
+            with block():
+                model(torch.rand(3, 2))
+        assert not model.inner._forward_hooks
     assert len(model(torch.rand(3, 2))) == 1
+    lazy = nn.LazyLinear(2)
+    with unchanged(lazy):
+        lazy(torch.rand(3, 2))
+    assert lazy(torch.rand(3, 2)).shape == (3, 2)
