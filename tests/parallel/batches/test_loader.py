@@ -24,7 +24,7 @@ from hocket.parallel import DistributedLoader, ShardedLoader
 from hocket.parallel.batches import _rng
 from hocket.parallel.batches import batch as _batch
 from hocket.parallel.batches._batch_shard import BatchShard
-from hocket.parallel.batches._cut import Cutter
+from hocket.parallel.batches._cut import Cutter, cut_fields, samples_in
 from hocket.parallel.batches._samples import SeededDataset
 from hocket.parallel.mesh.world import World
 from hocket.testing import RankError, run_ranks
@@ -323,6 +323,38 @@ def test_fields_that_are_lists_of_samples_are_cut_each() -> None:
     assert firsts(images) == [1.0, 2.0]
     assert [target["id"] for target in targets] == [1, 2]
     assert numbers.tolist() == [1, 2]
+
+
+def objects(total: int) -> list[dict[str, torch.Tensor]]:
+    """What is in each of some pictures; in the first, as many things as there are pictures."""
+    return [{"boxes": torch.full((i or total, 4), float(i)), "id": torch.tensor(i)} for i in range(total)]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"labels": objects(4), "pixel_values": torch.zeros(4, 3, 5, 5)},
+        {"pixel_values": torch.zeros(4, 3, 5, 5), "labels": [one["boxes"] for one in objects(4)]},
+        (samples(4), objects(4)),
+        ({"pixel_values": torch.zeros(4, 3, 5, 5)}, tuple(objects(4))),
+        ([torch.zeros(4, 3)], torch.zeros(4, 2), objects(4)),
+    ],
+)
+def test_lists_with_an_entry_for_each_sample_are_told_by_what_is_as_long(batch: Any) -> None:
+    cutter = Cutter(None)
+    assert (cutter.size(batch), samples_in(batch)) == (4, 4)
+    part = cutter.cut(batch, 1, 3)
+    labels = part["labels"] if isinstance(part, dict) else part[-1]
+    boxes = [one["boxes"] if isinstance(one, dict) else one for one in labels]
+    assert [(len(one), float(one[0, 0])) for one in boxes] == [(1, 1.0), (2, 2.0)]
+    if not isinstance(batch, dict):
+        *inputs, target = cut_fields(tuple(batch[:-1]), batch[-1], 1, 3, 4)
+        assert programs.plain((*inputs[0], target)) == programs.plain(part)
+
+
+def test_fields_of_other_lengths_are_whole_where_samples_are_known() -> None:
+    inputs, target = cut_fields((torch.zeros(2, 4), torch.zeros(5, 4)), None, 0, 1, 2)
+    assert ([len(one) for one in inputs], target) == ([1, 5], None)
 
 
 def test_a_list_of_fields_as_long_as_a_batch_is_still_one_of_fields() -> None:

@@ -2,7 +2,7 @@
 
 from ._batch_shard import BatchShard, fingerprint
 from ._counts import AgreedCount, TensorCount, possible_counts
-from ._cut import BatchPart, BatchSplitter, Cutter, Keywords
+from ._cut import BatchPart, BatchSplitter, Cutter, Keywords, cut_fields, samples_in
 from ._generators import own_generators, put_back_generators, state_of
 from ._loader import DistributedLoader, ShardedLoader, SharedLoader
 from ._loss_form import GUARDED, LossForm, LossTally, MeasuredLoss, Reduction, batch_of, number
@@ -25,13 +25,13 @@ from ._samples import Key, RankSampler, SeededDataset, each
 from ._totals import average, total
 from ._undisturbed import undisturbed
 from ._user_loader import expected_size, inner_loader
-from .trees import called, mapped, samples_in, tensors_in, views_like
+from .trees import called, mapped, tensors_in, views_like
 
 __all__ = [
     "GUARDED", "SAME_VALUES", "SUMS", "AgreedCount", "BatchPart", "BatchShard", "BatchSplitter", "Cutter",
     "DistributedLoader", "Key", "Keywords", "LossForm", "LossTally", "MeasuredLoss", "RandomStream", "RankSampler",
     "Reduction", "RngStates", "SeededDataset", "ShardedLoader", "SharedLoader", "TensorCount", "average",
-    "batch_of", "called", "divided_by", "divisors", "each", "expected_size", "fingerprint", "guarded",
+    "batch_of", "called", "cut_fields", "divided_by", "divisors", "each", "expected_size", "fingerprint", "guarded",
     "inner_loader", "is_empty", "is_of_one", "is_one_by_one", "is_plain", "kind_of", "mapped", "mix", "number",
     "own_generators", "possible_counts", "put_back_generators", "restored", "samples_in", "sizes_of", "state_of",
     "tensors_in", "terms", "total", "undisturbed", "views_like",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,14 +23,14 @@ class Cutter:
 
     Whatever has the length of the batch along its first axis is cut: tensors, arrays, and lists of plain values, also
     in mappings and dataclasses. A list of tensors has an entry for each field (inputs, targets), all of which are cut;
-    or, as some collating functions make it, an entry for each sample. The latter is assumed if the list is as long as
-    the loader's batches and the first axes of its tensors are not. All else (a scalar, a table of class weights)
-    belongs to the batch and stays whole.
+    or, as some collating functions make it, an entry for each sample (the objects of a picture, say). The latter is
+    assumed if the list is as long as the batch and holds mappings, or tensors whose first axes are not all as long. All
+    else (a scalar, a table of class weights) belongs to the batch and stays whole.
 
     The first batch decides for all: the last one may be as long as anything.
 
     Args:
-        expected: Samples of the loader's first batch, if it tells.
+        expected: Samples of the loader's first batch, if it tells; else tensors and lists of equal lengths do.
     """
 
     def __init__(self, expected: int | None) -> None:
@@ -46,6 +46,8 @@ class Cutter:
             ValueError: it is not clear where its samples are.
         """
         lengths: dict[Path, int] = {}
+        if self._lengths is None and self._expected is None:
+            self._expected = _length_of_lists(batch)
         self._look(batch, (), lengths)
         if self._lengths is None:
             self._lengths = lengths
@@ -64,34 +66,48 @@ class Cutter:
             )
         return size
 
-    def cut(self, batch: Any, begin: int, end: int) -> Any:
-        """Return samples `begin` to `end` of a batch of which `size` has been asked."""
-        return self._cut(batch, (), begin, end, self._first_axis(batch, ()))
+    def cut(self, batch: Any, begin: int, end: int, samples: int | None = None) -> Any:
+        """Return samples `begin` to `end` of a batch; of fields that have so many `samples`, if that is known."""
+        if self._lengths is None and samples is not None:
+            self._look(batch, (), {}, samples)
+        elif self._lengths is None:
+            self.size(batch)
+        return self._cut(batch, (), begin, end, samples or self._first_axis(batch, ()))
 
-    def _look(self, value: Any, path: Path, lengths: dict[Path, int]) -> None:
-        """Find the lists of tensors in `value`, and in the first batch decide what they are lists of."""
+    def _look(self, value: Any, path: Path, lengths: dict[Path, int], samples: int | None = None) -> None:
+        """Find the lists of tensors in `value`, and in the first batch decide what they are lists of.
+
+        Where it is known how many `samples` there are, tensors of other lengths belong to the batch.
+        """
         if isinstance(value, Mapping) or _trees.is_dataclass(value):
             for key, item in _entries(value):
-                self._look(item, (*path, key), lengths)
+                self._look(item, (*path, key), lengths, samples)
         if not isinstance(value, tuple | list) or path in self._by_sample or _axis(value) is None:
             return
-        if self._lengths is None and self._has_entry_for_each_sample(value, path):
+        fields = samples is not None and not path
+        if self._lengths is None and not fields and self._has_entry_for_each_sample(value, path):
             self._by_sample.add(path)
             return
         lengths[path] = len(value)
         tensors = [item for item in value if isinstance(item, torch.Tensor | np.ndarray) and item.ndim]
         same_kind = len({(t.ndim, t.dtype) for t in tensors}) == 1 and len(tensors) == len(value)
-        if same_kind and len(found := {len(t) for t in tensors}) > 1:
+        if same_kind and len(found := {len(t) for t in tensors}) > 1 and samples not in found:
             raise ValueError(
                 f"cannot share out {_name(path)}: a list of {len(value)} tensors alike but for their first axes, of "
                 f"{', '.join(map(str, sorted(found)[:5]))} entries, has no one length to cut. {_REMEDY}"
             )
         for i, item in enumerate(value):
-            self._look(item, (*path, i), lengths)
+            self._look(item, (*path, i), lengths, samples)
 
     def _has_entry_for_each_sample(self, value: tuple[Any, ...] | list[Any], path: Path) -> bool:
         expected = self._expected
-        if expected is None or len(value) != expected or _axis(value) == expected:
+        if expected is None or len(value) != expected:
+            return False
+        if path and all(isinstance(item, Mapping) for item in value):
+            return True
+        kinds = {(t.ndim, t.dtype) if isinstance(t, torch.Tensor | np.ndarray) else None for t in value}
+        ragged = path and len(kinds) == 1 and any(axis != expected for axis in _axes(value))
+        if _axis(value) == expected and not ragged:
             return False
         if all(isinstance(item, tuple | list) and len(item) == expected for item in value):
             raise ValueError(
@@ -144,15 +160,64 @@ def _entries(value: Any) -> list[tuple[Any, Any]]:
     return list(enumerate(value)) if isinstance(value, tuple | list) else []
 
 
+def _axes(value: Any, but: Any = None) -> Iterator[int]:
+    """Yield the lengths of the first axes of the tensors and arrays in `value`, `but` for one part of it."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        yield from value.shape[:1]
+    for _, item in _entries(value):
+        if item is not but:
+            yield from _axes(item, but)
+
+
 def _axis(value: Any) -> int | None:
     """Return the length of the first axis of the first tensor or array in `value`."""
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return int(value.shape[0]) if value.ndim else None
+    return next(_axes(value), None)
+
+
+def _length_of_lists(batch: Any) -> int | None:
+    """Return how many samples a batch has in which lists, too, have an entry for each; None if that is not known.
+
+    So long is a list of mappings, and a tensor or another list; or a tensor beside a list of tensors.
+    """
+    lists = list(_nested(batch))
+    for one in (one for one in lists if all(isinstance(item, Mapping) for item in one)):
+        others = (len(other) for other in lists if other is not one)
+        if len(one) in _axes(batch, one) or len(one) in others:
+            return len(one)
+    fields = next(_fields(batch), 0)
+    return fields if any(len(one) == fields for one in lists) else None
+
+
+def _fields(value: Any) -> Iterator[int]:
+    """Yield the lengths of the tensors in a structure, but for those in lists that it holds."""
     for _, item in _entries(value):
-        size = _axis(item)
-        if size is not None:
-            return size
-    return None
+        if isinstance(item, torch.Tensor | np.ndarray):
+            yield from item.shape[:1]
+        elif not isinstance(item, tuple | list):
+            yield from _fields(item)
+
+
+def _nested(value: Any) -> Iterator[Any]:
+    """Yield the lists and tuples in a structure."""
+    for _, item in _entries(value):
+        if isinstance(item, tuple | list) and len(item):
+            yield item
+        yield from _nested(item)
+
+
+def cut_fields(inputs: Any, target: Any, begin: int, end: int, samples: int) -> tuple[Any, Any]:
+    """Return some of so many samples: of a model's inputs, a tuple or a mapping, and of the loss's target."""
+    batch = (inputs, target) if isinstance(inputs, Mapping) else (*inputs, target)
+    *some, goal = Cutter(samples).cut(batch, begin, end, samples)
+    return (some[0] if isinstance(inputs, Mapping) else _trees.like_sequence(inputs, some)), goal
+
+
+def samples_in(batch: Any) -> int:
+    """Return how many samples a batch has: the length of its first tensor that has a dimension; 0 if there is none."""
+    try:
+        return Cutter(None).size(batch)
+    except (TypeError, ValueError):
+        return _axis(batch) or 0
 
 
 def _name(path: Path) -> str:

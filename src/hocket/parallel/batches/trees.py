@@ -21,11 +21,6 @@ def called(model: Callable[..., Any], inputs: Any) -> Any:
     return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
 
 
-def samples_in(value: Any) -> int:
-    """Return how many samples a batch has: the length of its first tensor that has a dimension; 0 if there is none."""
-    return next((len(one) for one in tensors_in(value) if one.dim()), 0)
-
-
 def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return a structure like `value` with every tensor changed."""
     if isinstance(value, torch.Tensor):

@@ -15,7 +15,7 @@ from hocket.planner import AXES, Plan, PlanError, PlanFinding, inner
 from hocket.workload import DividedShare
 from hocket.workload.division import unchanged
 
-from ..batches import mapped, samples_in
+from ..batches import cut_fields, samples_in
 from ..embedding import distribute_embeddings
 from ..mesh import Mesh, World, link_of
 from ..partition.spatial import parallelize as share_samples
@@ -283,5 +283,5 @@ def _first(count: int, sample: Inputs) -> Inputs:
     whole = samples_in(sample)
     if count >= whole:
         return sample
-    part: Inputs = mapped(sample, lambda one: one[:count] if one.dim() and len(one) == whole else one)
+    part: Inputs = cut_fields(sample, None, 0, count, whole)[0]
     return part

@@ -12,25 +12,8 @@ import torch
 
 from hocket.planner import PlanError, PlanFinding
 
-from ..batches import (
-    BatchPart,
-    Cutter,
-    LossForm,
-    MeasuredLoss,
-    mapped,
-    samples_in,
-    tensors_in,
-    undisturbed,
-)
-from ..data import (
-    ForwardState,
-    StateProbe,
-    SynchronisedBatchNorm,
-    as_evaluated,
-    as_trained,
-    draws_of,
-    tell,
-)
+from ..batches import BatchPart, LossForm, MeasuredLoss, cut_fields, mapped, tensors_in, undisturbed
+from ..data import ForwardState, StateProbe, SynchronisedBatchNorm, as_evaluated, as_trained, draws_of, tell
 from ..mesh import World
 from ._composition import Composition
 from ._loss_judge import LossJudge, Verdict, no_part, said
@@ -293,8 +276,8 @@ def few_samples(part: BatchPart, data: World) -> BatchPart | None:
     counts = data.from_all(count)
     device = next((t.device for t in tensors_in([part.inputs, part.target])), torch.device("cpu"))
     values: Any = (part.inputs, part.target)
-    if count and samples_in(values) > count:
-        values = Cutter(None).cut(values, 0, count)
+    if part.samples > count:
+        values = cut_fields(part.inputs, part.target, 0, count, part.samples)
     mine = values = mapped(values, lambda tensor: tensor.detach().cpu())
     first = (data.from_root(values), counts[0]) if counts[0] >= 2 else (None, 0)
     values, count = first

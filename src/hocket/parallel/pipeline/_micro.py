@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..batches import trees as _trees
+from ..batches import cut_fields, samples_in
 from . import _values
 
 Tensor = torch.Tensor
@@ -30,12 +30,12 @@ def samples_of(inputs: Any, target: Any) -> int:
 
     No tensor with a first axis, or an empty batch, is a ValueError.
     """
-    for tensor in _values.tensors_of([target, inputs]):
-        if tensor.dim():
-            if not tensor.shape[0]:
-                raise ValueError("a batch without samples cannot be trained on; drop it, on every rank")
-            return int(tensor.shape[0])
-    raise ValueError("found no tensor with a first axis in the batch: it cannot be cut into micro-batches")
+    samples = samples_in([target, inputs])
+    if not samples and any(one.dim() for one in _values.tensors_of([target, inputs])):
+        raise ValueError("a batch without samples cannot be trained on; drop it, on every rank")
+    if not samples:
+        raise ValueError("found no tensor with a first axis in the batch: it cannot be cut into micro-batches")
+    return samples
 
 
 def positional(inputs: Any) -> Any:
@@ -71,7 +71,8 @@ def sizes(samples: int, count: int, fewest: int = 1) -> list[int]:
 
 def first(inputs: Any, samples: int, size: int) -> Any:
     """Return the first `size` of a batch's `samples`."""
-    return _part(inputs, samples, 0, size)
+    part, _ = cut_fields(inputs, None, 0, size, samples)
+    return part
 
 
 def cut(inputs: Any, target: Any, count: int, fewest: int = 1) -> list[Micro]:
@@ -87,15 +88,8 @@ def cut(inputs: Any, target: Any, count: int, fewest: int = 1) -> list[Micro]:
     micros = []
     begin = 0
     for size in sizes(samples, count, fewest):
-        part, goal = _part(inputs, samples, begin, size), _part(target, samples, begin, size)
+        part, goal = cut_fields(inputs, target, begin, begin + size, samples)
         key = _values.fingerprint([part, size])
         micros.append(Micro(part, goal, size, size / samples, key))
         begin += size
     return micros
-
-
-def _part(value: Any, samples: int, begin: int, size: int) -> Any:
-    def narrow(tensor: Tensor) -> Tensor:
-        return tensor.narrow(0, begin, size) if tensor.dim() and tensor.shape[0] == samples else tensor
-
-    return _trees.mapped(value, narrow)

@@ -1,0 +1,255 @@
+"""Judges how a loss adds up over parts of a batch: by some samples, by their parts, and by others in their place."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from hocket.comm import torch_adapter
+
+from ..batches import (
+    AgreedCount,
+    BatchPart,
+    LossForm,
+    MeasuredLoss,
+    batch_of,
+    cut_fields,
+    possible_counts,
+    tensors_in,
+)
+from ..data import ExchangedSamples, samples_paired
+from ._composition import Composition
+
+_TOLERANCES = {torch.float64: 1e-6, torch.float32: 2e-5}
+"""Relative, by the lowest precision in use: some 100 roundings; in float64 a constant may be in float32.
+
+Other types have 2e-2, a few roundings of bfloat16.
+"""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What rank 0 has found; the same is done on every rank."""
+
+    kind: str = ""  # of the form of the loss; "" to leave it as it is
+    rate: float = 1.0  # counts per sample
+    ratios: tuple[float, ...] = (1.0,)  # see LossForm
+    counter: AgreedCount | None = None  # that explains the loss
+    problem: str = ""  # why the plan does not give the loss of one process; "" if it does
+    inside: bool | None = None  # whether the model computes the loss; None if that is not known
+    empty: bool = False  # whether nothing of these samples counts in the loss, so that others must tell
+    guarded: bool = False  # whether the loss divides by more than it counts where that is little
+
+
+class LossJudge:
+    """Measures losses of the samples and of their parts."""
+
+    def __init__(self, composition: Composition, form: LossForm, few: BatchPart) -> None:
+        self._passes, self._form, self._few = composition.passes, form, few
+        self._values = (few.inputs, few.target)
+        floats = [
+            *composition.model.parameters(),
+            *(t for t in tensors_in(list(self._values)) if t.is_floating_point()),
+        ]
+        self._tolerance = max((_TOLERANCES.get(one.dtype, 2e-2) for one in floats), default=2e-5)
+        if self._passes.pipeline is not None and composition.plan.precision != "float32":
+            self._tolerance = 2e-2
+        # Uneven, so that weights matter; no part of one sample, which some models take for something else.
+        self._cut = max(min(2, few.samples // 2), few.samples // 2 - 1)
+        self._size = 0.0  # of what is added up to a loss, which may be more than what comes out
+        self._paired = False  # whether samples meet as its graph tells
+        self._off = {"graph": 0.0, "samples": 0.0}  # what samples exchanged have shown of losses of these forms
+        self._guards = False, False  # what other counts have
+
+    def measured(self, begin: int, end: int) -> list[MeasuredLoss]:
+        """Return the loss of some of the samples; [] where this rank does not know it."""
+        part = self._few
+        if end - begin < part.samples:
+            inputs, target = cut_fields(part.inputs, part.target, begin, end, part.samples)
+            part = BatchPart(inputs, target, end - begin, end - begin)
+        return self._passes.measured(part, self._loss, whole=True)
+
+    def _loss(self, output: Any, target: Any) -> Any:
+        """Return the loss, and note how large the terms are that the outputs add up to in it, to first order."""
+        exchanged = ExchangedSamples()
+        exchanged.follow(tensors_in([output, target]), self._few.samples)
+        exchanged.begin()
+        try:
+            value = self._passes.loss_fn(output, target)
+        finally:
+            exchanged.end()
+        loss = value[0] if isinstance(value, tuple | list) else value
+        rows = [one for one in tensors_in(output) if one.requires_grad]
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss is output or not rows:
+            return value
+        self._look(loss, rows, exchanged)
+        if loss.requires_grad:
+            self._tolerance = max(self._tolerance, _TOLERANCES.get(loss.dtype, 2e-2))
+            found = torch.autograd.grad(loss, rows, retain_graph=True, allow_unused=True)
+            pairs = [(one.detach(), g) for one, g in zip(rows, found, strict=True) if g is not None]
+            pieces = (pair for a, g in pairs for pair in (zip(a, g, strict=True) if a.dim() else [(a, g)]))
+            size = sum(float((a * g).abs().sum(dtype=torch.float64)) for a, g in pieces)  # logits are large
+            self._size = max(self._size, size / (float(value[1]) or 1.0) if loss is not value else size)
+        return value
+
+    def _look(self, loss: torch.Tensor, rows: Sequence[torch.Tensor], exchanged: ExchangedSamples) -> None:
+        """Look for what the parts of a few samples may show by chance only, where it is the loss of all of them."""
+        count = self._few.samples
+        if not any(one.dim() and len(one) == count for one in rows) or exchanged.communicates:
+            return
+        self._paired |= samples_paired(loss, torch_adapter.graph_marks(rows), count)
+        now, later = exchanged.guards(loss, count, 2)
+        self._guards = self._guards[0] or now, self._guards[1] or later
+        if not exchanged.mixes:
+            for kind in self._off:
+                self._off[kind] = max(self._off[kind], exchanged.meet(loss, count, times=kind == "graph"))
+
+    def close(self, one: float, other: float, times: float = 1.0) -> bool:
+        """Return whether two losses are equal but for rounding."""
+        return abs(one - other) <= times * self._tolerance * max(abs(one), abs(other), self._size, 1e-12)
+
+    def distance(self, whole: MeasuredLoss, parts: list[MeasuredLoss]) -> float:
+        """Return how far the loss of the parts is from that of the samples, relative."""
+        ours, theirs = self._combined(whole, parts, [one.count for one in parts], whole.count)
+        return float(abs(ours - theirs) / max(abs(ours), 1e-30))
+
+    def verdict(self, first: list[MeasuredLoss]) -> Verdict | None:
+        """Return what explains the loss, or that nothing does; None where this rank does not know it."""
+        found = self._explained(first)
+        if found is None:
+            return None
+        problem, (now, later) = found.problem, self._guards
+        if found.kind and (now or (later and problem)):
+            problem = "the loss divides by more than it counts (`sum / (count + 1)`, `sum / count.clamp(min=10)`)."
+        elif not problem and self._paired:
+            problem = "it bends a mean over samples (its absolute value, a clamp, the larger of two), or pairs samples."
+        elif not problem and (off := self._off.get(found.kind)):
+            problem = (
+                f"with some of {self._few.samples} samples exchanged the loss is {off:.2g} off, relative, from a sum "
+                "of one term for each sample: samples meet in it without a gradient (a statistic of the batch or of "
+                "detached outputs)."
+            )
+        return replace(found, problem=problem, guarded=later)
+
+    def _explained(self, first: list[MeasuredLoss]) -> Verdict | None:
+        count = self._few.samples
+        cut = self._cut
+        cuts = [(0, cut, count)] + ([(0, 2, count)] if cut > 2 else [])
+        try:
+            split = [[self.measured(a, b) for a, b in itertools.pairwise(one)] for one in cuts]
+        except Exception as error:
+            # Of one sample, say, which some models take for something else; the step will tell.
+            return Verdict(problem=no_part(cut, count, said(error))) if cut > 1 else None
+        if not first:
+            return None
+        whole = first[0]
+        parts = [[found[0] for found in one] for one in split]
+        values = [one.value for one in (whole, *sum(parts, []))]
+        if not all(map(math.isfinite, values)):
+            return None
+        if whole.terms and (not any(whole.terms) or whole.guard is not False):
+            return Verdict(empty=True)
+        form = self._form
+        samples = [[b - a for a, b in itertools.pairwise(one)] for one in cuts]
+        stated = [[0.0 if one.guard else one.count for one in some] for some in parts]
+        if whole.paired:
+            return self._stated(whole, parts, stated, whole.count, "the pair (sum, count)")
+        if form.kind == "sum":
+            ones = [[1.0] * len(one) for one in parts]
+            return self._stated(whole, parts, ones, 1.0, 'the sum that loss_reduction = "sum" promises')
+        if form.counter is not None:
+            return self._stated(whole, parts, stated, whole.count, "the mean that loss_weight promises")
+        everything = [whole, *sum(parts, [])]
+        if whole.terms and all(_like(one, whole) for one in everything):
+            counts = [[0.0 if one.guard else one.terms[0] for one in some] for some in parts]
+            if self._explains(whole, parts, counts, whole.terms[0]):
+                first_term = max(whole.terms[0], 1e-30)
+                ratios = tuple(one / first_term for one in whole.terms)
+                return Verdict("graph", whole.terms[0] / count, ratios, inside=form.inside)
+        if self._explains(whole, parts, samples, count):
+            # Of a loss that a pipeline's last stage computes the graph tells in training only.
+            return Verdict("samples" if self._passes.pipeline is None or whole.terms else "graph")
+        counter = self._counter(whole, parts, cuts)
+        if counter is not None:
+            batch = batch_of(*self._values)
+            return Verdict("weight", counter(batch) / count, counter=counter)
+        return Verdict("samples", problem=self._problem(whole, parts, samples, count, "a mean over samples"))
+
+    def _stated(
+        self, whole: MeasuredLoss, parts: list[list[MeasuredLoss]], counts: Any, total: float, what: str
+    ) -> Verdict:
+        rate = total / self._few.samples if self._form.kind != "sum" else 1.0
+        if self._explains(whole, parts, counts, total):
+            return Verdict(rate=rate)
+        return Verdict(rate=rate, problem=self._problem(whole, parts, counts, total, what))
+
+    def _combined(self, whole: MeasuredLoss, parts: list[MeasuredLoss], counts: Sequence[float], total: float) -> Any:
+        """Return the loss of the samples, and that of their parts combined, both divided by `total`."""
+        if whole.paired:
+            losses = [one.value for one in parts]
+            return whole.value / (total or 1.0), sum(losses) / (sum(counts) or 1.0)
+        if self._form.kind == "sum":
+            return whole.value, sum(one.value for one in parts)
+        pairs = zip(parts, counts, strict=True)
+        losses = [one.value * (n or one.weight) for one, n in pairs if n or one.guard or (one.weight and not one.count)]
+        return whole.value, sum(losses) / (sum(counts) or 1.0)
+
+    def _explains(
+        self, whole: MeasuredLoss, parts: list[list[MeasuredLoss]], counts: Sequence[Sequence[float]], total: float
+    ) -> bool:
+        for some, weights in zip(parts, counts, strict=True):
+            if self._form.kind != "sum" and not math.isclose(sum(weights), total, rel_tol=1e-4):
+                return False
+            scale = max((abs(one.value) for one in some), default=0.0) / (total if whole.paired and total else 1.0)
+            ours, theirs = self._combined(whole, some, weights, total)
+            if not (self.close(ours, theirs) or abs(ours - theirs) <= self._tolerance * scale):
+                return False
+        return True
+
+    def _counter(
+        self, whole: MeasuredLoss, parts: list[list[MeasuredLoss]], cuts: Sequence[tuple[int, ...]]
+    ) -> AgreedCount | None:
+        """Return the count of tensors of the batch that explains the loss."""
+        batch = batch_of(*self._values)
+        matching = []
+        for one in possible_counts(batch, self._few.samples):
+            counts = []
+            for places in cuts:
+                ends = itertools.pairwise(places)
+                counts.append([one(batch_of(*cut_fields(*self._values, a, b, self._few.samples))) for a, b in ends])
+            if self._explains(whole, parts, counts, one(batch)):
+                matching.append(one)
+        return AgreedCount.of(matching) if matching and self._few.samples > 2 else None
+
+    def _problem(self, whole: Any, parts: Any, counts: Any, total: float, what: str) -> str:
+        ours, theirs = self._combined(whole, parts[0], counts[0], total)
+        off = abs(ours - theirs) / max(abs(ours), 1e-30)
+        cut = self._cut
+        return (
+            f"the loss of {self._few.samples} samples is {ours:.6g}, and that of the first {cut} and the others "
+            f"combined {theirs:.6g}, {off:.2g} off: it is not {what}."
+        )
+
+
+def _like(one: MeasuredLoss, other: MeasuredLoss) -> bool:
+    """Return whether the terms of two losses divide by counts in the same proportion."""
+    if len(one.terms) != len(other.terms):
+        return False
+    return all(
+        math.isclose(a * other.terms[0], b * one.terms[0], rel_tol=1e-4)
+        for a, b in zip(one.terms, other.terms, strict=True)
+    )
+
+
+def said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def no_part(few: int, count: int, error: str) -> str:
+    return (
+        f"the model takes a batch of {count} and not {few} of them ({error}): they are not "
+        "samples that can be computed apart (nodes of one graph; targets that number the batch's own rows)."
+    )
