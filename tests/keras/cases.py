@@ -423,7 +423,26 @@ def single_batches(wrap: Wrap) -> dict[str, Any]:
         "predict": model.predict_on_batch(x),
         "few": model.predict(x[:1], verbose=0),
         "by a function": _by_a_function(model, x, y),
+        "before training": _predicting_first(wrap, x, y),
     }
+
+
+def _predicting_first(wrap: Wrap, x: Any, y: Any) -> Any:
+    """Have verbs that know no targets build a model, with other weights on each rank, and a metric of several."""
+
+    class Two(keras.metrics.MeanSquaredError):  # type: ignore[misc]
+        additive = True
+
+        def result(self) -> Any:
+            return {"mean": super().result(), "root": ops.sqrt(super().result())}
+
+    found = []
+    for verb in (lambda model: model.predict(x, verbose=0), lambda model: model.predict_on_batch(x)):
+        keras.utils.set_random_seed(torch.distributed.get_rank() if torch.distributed.is_initialized() else 0)
+        model = wrap(keras.Sequential([layers.Dense(3), layers.Dense(1)]))
+        model.compile("sgd", "mse", metrics=[Two()])
+        found += [verb(model), model.fit(x, y, batch_size=4, verbose=0).history]
+    return found
 
 
 def _by_a_function(model: Any, x: Any, y: Any) -> Any:

@@ -108,7 +108,10 @@ def frozen_layers(wrap: Wrap) -> dict[str, Any]:
     found = trained(model, x, y)
     base.layers[0].trainable = base.trainable = True
     base.layers[1].trainable = False
-    return {"frozen": found, "thawed": trained(model, x, y)}
+    thawed = trained(model, x, y)
+    model.compile(keras.optimizers.SGD(1e-3), keras.losses.MeanSquaredError(reduction="sum"))
+    weighted = model.fit(x, y, sample_weight=x[:, 0, 0, 0] ** 2, batch_size=12, verbose=0).history
+    return {"frozen": found, "thawed": thawed, "weighted": [weighted, model.get_weights()]}
 
 
 @case

@@ -86,6 +86,12 @@ def attempts() -> dict[str, Callable[[], Any]]:
         number = keras.ops.mean(keras.layers.Dense(1)(inputs))
         return piped(keras.Model(inputs, number)).predict(x, verbose=0)
 
+    def going_on_with_samples() -> Any:
+        recurrent = keras.layers.GRU(2, stateful=True, name="recurrent")
+        made = hocket.keras.Model(keras.Sequential([keras.Input((5, 1), batch_size=4), recurrent]))
+        made.compile("sgd", "mse")
+        return made.fit(x[..., None], y, batch_size=4, verbose=0)
+
     def no_loss() -> Any:
         made = hocket.keras.Model(cases.dense(), pipeline=RANKS, micro_batches=2)
         made.compile("sgd")
@@ -159,6 +165,7 @@ def attempts() -> dict[str, Callable[[], Any]]:
         "averages of all stages": lambda: piped(optimizer=keras.optimizers.SGD(use_ema=True)).fit(x, y, verbose=0),
         "an output without samples": single_number,
         "saving in an epoch": in_the_middle,
+        "a stateful layer": going_on_with_samples,
         "no loss": no_loss,
         "unknown schedule": lambda: piped(schedule="zero"),
         "a loss that is no mean": lambda: whole_loss().fit(x, y, verbose=0),
@@ -206,6 +213,7 @@ EXPECTED = {
     "averages of all stages": "ValueError: an optimizer with use_ema=True .*leave it out, or leave pipeline= out",
     "an output without samples": "ValueError: an output of 'functional[_0-9]*' has the shape \\(\\), without an axis",
     "saving in an epoch": 'ValueError: ModelCheckpoint has save_freq=2.*pipeline= .*say save_freq="epoch"',
+    "a stateful layer": "ValueError: layer 'recurrent' has stateful=True.*say stateful=False, or start one worker",
     "no loss": "ValueError: No loss to compute",
     "unknown schedule": 'ValueError: schedule=\'zero\' must be "gpipe" or "1f1b"',
     "a loss that is no mean": 'ValueError: schedule="1f1b" computes the loss of each micro-batch.*say schedule="gpipe"',

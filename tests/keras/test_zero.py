@@ -28,6 +28,10 @@ def optimizers(wrap: cases.Wrap) -> dict[str, Any]:
         model = wrap(cases.dense())
         model.compile(optimizer, "binary_crossentropy")
         found[name] = [model.fit(x, y, batch_size=12, epochs=2, verbose=0).history, model.get_weights()]
+    for trainable in (False, True):  # without another compile
+        model.layers[0].trainable = trainable
+        model.fit(x, y, batch_size=12, verbose=0)
+        found[f"{trainable=}"] = model.get_weights()
     return found
 
 
@@ -78,6 +82,12 @@ def divided(directory: str) -> dict[str, Any]:
     model.compile(keras.optimizers.SGD(use_ema=True), "mse")
     with pytest.raises(ValueError, match='use_ema=True needs all variables in one place: .*shard="none"'):
         model.fit(x, x, batch_size=9, verbose=0)
+    layers[0].trainable = False
+    model.compile("sgd", "mse")
+    model.train_on_batch(x, x)
+    layers[0].trainable = True
+    with pytest.raises(ValueError, match="the optimizer was built without '.*', which is trained now: compile"):
+        model.train_on_batch(x, x)
     with pytest.raises(ValueError, match='resume: with shard="optimizer" no rank holds all'):
         model.resume(Path(directory) / "resume")
     with pytest.raises(ValueError, match="shard='gradients' must be"):

@@ -96,6 +96,17 @@ def check_micro_batches(model: Any, micro_batches: int) -> None:
             )
 
 
+def check_stateless(model: Any, parts: int) -> None:
+    """Raise ValueError if a layer keeps something of each sample for the next batch, and batches are cut in parts."""
+    for layer in model._flatten_layers() if parts > 1 else ():
+        if getattr(layer, "stateful", False) is True:
+            raise ValueError(
+                f"layer {layer.name!r} has stateful=True: it begins with a batch's samples where the batch before has "
+                "ended, and is made for batches of one size, of which a rank has a part: say stateful=False, or start "
+                "one worker"
+            )
+
+
 def check_batch_size(value: Any, world: int, name: str = "batch_size", *, micro_batches: int = 1) -> None:
     """Raise ValueError or TypeError unless `value` is a batch size of which every rank gets a sample.
 

@@ -33,19 +33,27 @@ class StateBroadcast:
 
     # --- building ---------------------------------------------------------------------------------------------------
 
-    def build(self, data: Any, steps: int | None) -> None:
+    def build(self, data: Any, steps: int | None, *, compiled: bool = True) -> None:
         """Make Keras build what is not built yet, by a batch of `data`, a data adapter; Keras' verbs rewind it."""
-        self.build_with(iterator=_private.TorchEpochIterator(x=data, steps_per_epoch=steps))
+        self.build_with(iterator=_private.TorchEpochIterator(x=data, steps_per_epoch=steps), compiled=compiled)
 
-    def build_with(self, **kwargs: Any) -> None:
+    def build_with(self, *, compiled: bool = True, **kwargs: Any) -> None:
         """Build by arguments of Keras' own method; an optimizer that is to be sharded is left out.
+
+        Without `compiled` the model alone is built, as there are no targets for the losses and metrics.
 
         Keras' verb does not do so a second time, which would take another batch, and random numbers, where a
         `compute_loss` of the program's own leaves Keras' loss unbuilt for ever.
         """
         model, optimizer = self.model, getattr(self.model, "optimizer", None)
-        with unbuilt(optimizer) if self._shards_optimizer and optimizer is not None else nullcontext():
-            type(model)._symbolic_build(model, **kwargs)
+        apart = vars(model).copy() if not compiled else {}
+        apart = {name: apart[name] for name in ("_compile_loss", "_compile_metrics", "optimizer") if name in apart}
+        vars(model).update(dict.fromkeys(apart))
+        try:
+            with unbuilt(optimizer) if self._shards_optimizer and optimizer is not None else nullcontext():
+                type(model)._symbolic_build(model, **kwargs)
+        finally:
+            vars(model).update(apart)
         model.__dict__["_symbolic_build"] = lambda **_: model.__dict__.pop("_symbolic_build", None)
 
     def shard_optimizer(self) -> None:

@@ -163,7 +163,7 @@ class MetricSums:
         *told, marks, squares = flat[-len(tail) :].tolist()
         if self._world.size * squares != marks * marks:
             torch.set_rng_state(self._world.from_root(torch.get_rng_state()))
-        found = results()
+        found = each_log(results())
         each = zip(names, told[: len(names)], told[len(names) :], strict=True)
         return {name: total / share.total if other else found[name] for name, total, other in each}
 
@@ -194,7 +194,7 @@ class MetricSums:
         kept = [state.clone() for state in states]
         for state, value in zip(states, own, strict=True):
             state.copy_(value)
-        found = {name: float(value) for name, value in results().items()}
+        found = {name: float(value) for name, value in each_log(results()).items()}
         for state, value in zip(states, kept, strict=True):
             state.copy_(value)
         return found
@@ -204,11 +204,15 @@ def logs_apart(
     given: dict[str, Any], results: Callable[[], dict[str, Any]]
 ) -> tuple[dict[str, torch.Tensor], set[str]]:
     """Return the logs that a step has given, by name, and the names of those that are not what metrics say."""
-    # A step of the program's own may give a metric of several, which Keras takes apart at the end of an epoch.
-    some = [one if isinstance(one, dict) else {name: one} for name, one in given.items()]
-    logs = {name: _tensor(value) for one in some for name, value in one.items()}
-    own = {name: _tensor(value) for name, value in results().items()}
+    logs = {name: _tensor(value) for name, value in each_log(given).items()}
+    own = {name: _tensor(value) for name, value in each_log(results()).items()}
     return logs, {name for name, value in logs.items() if name not in own or not _equal(value, own[name])}
+
+
+def each_log(logs: dict[str, Any]) -> dict[str, Any]:
+    """Return logs of which none is several, as a metric or a step may give them, and as Keras takes them apart."""
+    each = [each_log(one) if isinstance(one, dict) else {name: one} for name, one in logs.items()]
+    return {name: value for some in each for name, value in some.items()}
 
 
 def _tensor(value: Any) -> torch.Tensor:

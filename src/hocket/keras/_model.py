@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import keras
+import torch
 
 from hocket.parallel.mesh import Mesh, own_gpu
 from hocket.parallel.mesh import world as _world
@@ -320,7 +321,8 @@ class Model:
         """
         data = self._to_judge(x, None, None, batch_size, steps)
         if not self.model.built:
-            self._broadcast.build(data, steps)
+            with torch.random.fork_rng(devices=[]):  # Keras' verb takes no batch for this
+                self._broadcast.build(data, steps, compiled=False)
             data.on_epoch_end()
         self._broadcast.align_once()
         with self._steps.installed(training=False):
@@ -355,9 +357,10 @@ class Model:
         model = self.model
         if self.world.size == 1:
             return _private.VERBS[verb](model, *batch, **kwargs)
+        _arguments.check_stateless(model, self._steps._parts)
         share, part = cut_batch(batch, self._data_world)
-        if verb != "predict_on_batch":
-            self._broadcast.build_with(data_batch=part)
+        if verb != "predict_on_batch" or not model.built:
+            self._broadcast.build_with(data_batch=part, compiled=verb != "predict_on_batch")
         if verb == "train_on_batch":
             self._broadcast.shard_optimizer()
         self._broadcast.align_once()
@@ -408,6 +411,7 @@ class Model:
         shuffle: Any = False,
         class_weight: Any = None,
     ) -> Any:
+        _arguments.check_stateless(self.model, self._steps._parts)
         arguments = {
             "x": x,
             "y": y,

@@ -294,7 +294,7 @@ class Steps:
     def _take_rows(self, mine: Any, whole: Any, share: BatchShard) -> None:
         """Take over what Keras has written to the weights of samples: it multiplies them by masks, in place."""
         for rows, all_rows in zip(_private.tree.flatten(mine), _private.tree.flatten(whole), strict=True):
-            if rows is not all_rows and isinstance(rows, torch.Tensor) and share.samples:
+            if rows is not all_rows and isinstance(rows, torch.Tensor) and share.samples and self.world.size > 1:
                 rows.copy_(all_rows[share.begin : share.end])
 
     def _whole(self, rows: Any, share: BatchShard, factor: float | None = None) -> Any:

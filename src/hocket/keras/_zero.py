@@ -45,8 +45,21 @@ class ZeroOptimizer:
         self._install()
 
     def holds(self, optimizer: Any, variables: list[Any]) -> bool:
-        """Return whether this was made for exactly these."""
-        return optimizer is self.optimizer and [id(v) for v in variables] == [id(v) for v in self._variables]
+        """Return whether this was made for this optimizer; some of the variables may be frozen now.
+
+        Raises:
+            ValueError: there are others among `variables`, of which the optimizer does not know, as in plain Keras.
+        """
+        if optimizer is not self.optimizer:
+            return False
+        known = {id(v) for v in self._variables}
+        for variable in variables:
+            if id(variable) not in known:
+                raise ValueError(
+                    f"the optimizer was built without {variable.path!r}, which is trained now: compile the model with "
+                    "a new optimizer"
+                )
+        return True
 
     def nbytes(self) -> int:
         """Return bytes of the state that this rank keeps."""
