@@ -102,6 +102,10 @@ class TagMatcher:
     def _request(self, peer: int, tag: int, tensor: Tensor, *, receives: bool) -> TaggedRequest:
         if self._closed:
             raise CommError(f"group {self._name!r} was destroyed; it sends and receives no more")
+        if self._thread is None:
+            thread = threading.Thread(target=self._tend_beside, name=f"hocket-post-{self._name}", daemon=True)
+            thread.start()  # fails where there are too many: then nothing is posted
+            self._thread = thread
         self._count += 1
         return TaggedRequest(self, self._count, peer, tag, tensor, receives)
 
@@ -114,9 +118,6 @@ class TagMatcher:
     def _keep(self, request: TaggedRequest) -> None:
         """See to it that somebody tends the streams until a request is over."""
         self._open.add(request)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._tend_beside, name=f"hocket-post-{self._name}", daemon=True)
-            self._thread.start()
         if not self._needed.is_set():
             self._needed.set()
 
