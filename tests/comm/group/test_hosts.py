@@ -378,7 +378,7 @@ def _one_dies_while_a_group_is_made(victim):
         return error.culprits, time.monotonic() - begin_s
 
 
-@pytest.mark.parametrize("layout", [[0, 0, 0, 0], [0, 0, 1, 1]])
+@pytest.mark.parametrize("layout", [[0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 2, 3]])
 def test_who_dies_while_a_group_is_made_is_named_within_seconds(layout):
     found = run(layout, _one_dies_while_a_group_is_made, 3, expect_death={3}, env={"HOCKET_TIMEOUT": "60"})
     for culprits, waited_s in found[:3]:
@@ -478,4 +478,4 @@ def test_a_store_of_the_programs_own_that_cannot_be_cloned_hinders_nothing(monke
         return 7
 
     monkeypatch.setattr(_hosts, "_PATIENCE", timedelta(0))
-    assert _hosts.while_all_live(made_late, object(), "own", 0, [0], {}) == 7
+    assert _hosts.while_all_live(made_late, object(), "own", 0, [0], {}, None) == 7
