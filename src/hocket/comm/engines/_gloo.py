@@ -146,7 +146,7 @@ class Gloo:
         return self._message(self.connect().recv(tensors, peer, tag), tensors, peer)
 
     def _message(self, work: Any, tensors: list[torch.Tensor], peer: int) -> Any:
-        return _Message(self, work, peer) if tensors[0].nbytes > _AT_ONCE_NBYTES else work
+        return _LargeMessage(self, work, peer) if tensors[0].nbytes > _AT_ONCE_NBYTES else work
 
     def close(self) -> None:
         """Close the connections, if there are any: peers that wait for this rank hear of it."""
@@ -214,7 +214,7 @@ class Gloo:
             self._connections = {rank: (descriptor, _socket_number(descriptor)) for rank, descriptor in found.items()}
 
 
-class _Message:
+class _LargeMessage:
     """A message that ends with its connection; in the middle of one Gloo's own waits on for its time-out."""
 
     def __init__(self, gloo: Gloo, work: Any, peer: int) -> None:
