@@ -1,6 +1,9 @@
 """The rows of operations and of waiting: what is written in one row is read as two."""
 
 import tempfile
+import threading
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.comm import OperationRecord
-from hocket.profile import OPERATION, WAIT, read_run, watch
+from hocket.profile import OPERATION, WAIT, _record, read_run, watch
 from hocket.profile import _layout as lay
 from hocket.profile._live import live_ranks
 from hocket.profile._record import RankRecord
-from hocket.testing import run_ranks
+from hocket.testing import deadline, run_ranks
 
 OPERATIONS = st.lists(
     st.tuples(
@@ -129,6 +132,36 @@ def test_records_of_an_earlier_job_with_more_ranks_are_left_out(tmp_path: Path) 
             RankRecord(tmp_path, rank, world)
     assert [(one.rank, one.world) for one in read_run(tmp_path).ranks] == [(0, 2), (1, 2)]
     assert [(one.rank, one.world) for one in live_ranks(tmp_path)] == [(0, 2), (1, 2)]
+
+
+def test_whether_ranks_of_other_hosts_live_and_wait_is_told_whatever_their_calendars_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_record, "boot_of_this_host", lambda: "another")
+    now_s, records = time.time(), []
+    for rank, ahead_s in enumerate((0.0, -7200.0, 7200.0, -7200.0, 7200.0)):  # the last two are gone
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", partial(sum, (now_s, ahead_s)))
+            records.append(RankRecord(tmp_path, rank, 5))
+        records[-1].operation_started(
+            OperationRecord("0", 1, "all_reduce", 4, "float32", 5, "", False, 1.0, time.perf_counter() - 9.0)
+        )
+    over = threading.Event()
+
+    def live() -> None:
+        while not over.wait(0.1):
+            for record in records[:3]:
+                record.alive(None, 0.0)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    try:
+        ranks = live_ranks(tmp_path)
+    finally:
+        over.set()
+        thread.join()
+    assert [one.state for one in ranks] == ["blocked"] * 3 + ["silent"] * 2
+    assert [one.waits_s for one in ranks[:3]] == pytest.approx([9.0] * 3, abs=deadline(3))
 
 
 def test_a_rank_says_where_it_is_in_a_file_whose_name_is_not_utf8(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from ._stacks import stacks_of
 
 _STALE_S = 1.8  # the watcher of a rank runs four times a second, unless compiled code keeps the interpreter's lock
 _DUMP_S = 1.0
+_HEAR_S = 1.2  # for a rank of another host to say once more that it is alive; less than this watcher may be silent
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<", _PACKAGE)
 
@@ -120,10 +121,11 @@ def live_ranks(folder: Path, *, only: int | None = None, dump: bool = True) -> l
         dump: Whether ranks whose interpreter does not answer are asked for their stacks by SIGQUIT.
     """
     paths = files_of_newest(folder) if only is None else [folder / lay.FILE.format(only)]
-    found = []
+    found, begun_s = [], time.perf_counter()
+    said = {path: _alive_s(path) for path in paths}
     for path in paths:
         with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
-            found.append(_read(path, dump and only is None))
+            found.append(_read(path, dump and only is None, said[path], begun_s + _HEAR_S))
     return found
 
 
@@ -179,7 +181,14 @@ def short_place(frame: str) -> str:
     return f"{place} ({function})" if path and function != "<module>" else place
 
 
-def _read(path: Path, dump: bool) -> LiveRank:
+def _alive_s(path: Path) -> float:
+    """Return when a rank last said that it is alive, on its host's clock; NaN if its record does not tell."""
+    with contextlib.suppress(OSError, struct.error), path.open("rb") as file:
+        return float(struct.unpack("<d", os.pread(file.fileno(), 8, lay.ALIVE_AT))[0])
+    return math.nan
+
+
+def _read(path: Path, dump: bool, said_s: float, heard_until_s: float) -> LiveRank:
     with path.open("rb") as file, mmap.mmap(file.fileno(), lay.RINGS_FROM, access=mmap.ACCESS_READ) as view:
         raw = bytes(view)
     magic, rank, world, pid, _, began, epoch_s, _, *_ = lay.HEAD.unpack_from(raw)
@@ -189,12 +198,17 @@ def _read(path: Path, dump: bool) -> LiveRank:
     texts = texts_of(raw)
     about = texts[1]
     here = about["boot"] == boot_of_this_host()
-    # Of a host that has another clock the epoch is the common one.
-    now_s = time.perf_counter() if here else time.time() - epoch_s
     stack_s, length = lay.STACK.unpack_from(raw, lay.STACK_AT)
     at = lay.STACK_AT + lay.STACK.size
     stack = tuple(raw[at : at + length].decode(errors="replace").splitlines())
-    silent_s = now_s - float(seconds[lay.ALIVE_AT // 8])
+    alive_s = float(seconds[lay.ALIVE_AT // 8])
+    now_s = time.perf_counter() if here else time.time() - epoch_s
+    if not here and not seconds[lay.ENDED_AT // 8] and not 0.0 <= now_s - alive_s <= 4 * _STALE_S:
+        # Its calendar may be another: what it says next tells that it lives, and what its clock shows.
+        while (alive_s := _alive_s(path)) == said_s and time.perf_counter() < heard_until_s:
+            time.sleep(0.05)
+        now_s = alive_s if alive_s != said_s else max(now_s, alive_s + 5 * _STALE_S)
+    silent_s = now_s - alive_s
     busy = float(seconds[lay.BUSY_AT // 8])
     seen = here and about.get("pids", pid_namespace()) == pid_namespace()  # another container's numbers are its own
     state = "ended" if seconds[lay.ENDED_AT // 8] else _state(pid, began, silent_s, busy, seen)

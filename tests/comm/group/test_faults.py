@@ -284,6 +284,26 @@ def test_everything_queued_behind_a_death_ends_with_its_error():
     assert all("rank 1 " in text and "died" in text for text in texts)
 
 
+def _no_thread_at_first():
+    peer, total = 1 - dist.get_rank(), torch.ones(4)
+    lost, message = torch.zeros(2), torch.zeros(2)
+    for post in (lambda: dist.irecv(lost, peer), lambda: dist.all_reduce(total, async_op=True)):
+        refused = mock.Mock(side_effect=RuntimeError("can't start new thread"))
+        with (
+            mock.patch.object(threading, "_start_new_thread", refused),
+            pytest.raises(RuntimeError, match="thread"),
+        ):
+            post()
+    works = [dist.irecv(message, peer), dist.isend(torch.ones(2), peer), dist.all_reduce(total, async_op=True)]
+    for work in works:
+        work.wait(timedelta(seconds=20))
+    return lost.tolist(), message.tolist(), total.tolist(), dist.group.WORLD._get_sequence_number_for_group()
+
+
+def test_what_was_not_posted_for_want_of_a_thread_can_be_posted_again():
+    assert run_ranks(_no_thread_at_first, 2) == [([0, 0], [1, 1], [2] * 4, 1)] * 2
+
+
 def _gradients_behind_a_death(hook):
     model = DistributedDataParallel(torch.nn.Linear(8, 8))
     if hook:

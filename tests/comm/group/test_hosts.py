@@ -378,7 +378,7 @@ def _one_dies_while_a_group_is_made(victim):
         return error.culprits, time.monotonic() - begin_s
 
 
-@pytest.mark.parametrize("layout", [[0, 0, 0, 0], [0, 0, 1, 1]])
+@pytest.mark.parametrize("layout", [[0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 2, 3]])
 def test_who_dies_while_a_group_is_made_is_named_within_seconds(layout):
     found = run(layout, _one_dies_while_a_group_is_made, 3, expect_death={3}, env={"HOCKET_TIMEOUT": "60"})
     for culprits, waited_s in found[:3]:
@@ -409,6 +409,34 @@ def test_a_connection_that_has_broken_before_is_a_death_too(what):
     culprits, text = run([0, 1], _one_s_connections_break, what, expect_death={1})[0]
     assert culprits == (1,)
     assert "rank 1 (host host1) died or left while rank 0 (host host0) waited in" in text
+
+
+def _one_dies_in_the_middle_of_a_message():
+    """Rank 0 kills rank 1 when the first bytes have come; the connection to rank 2 has ended before."""
+    processes = [torch.zeros(1, dtype=torch.int64) for _ in range(3)]
+    dist.all_gather(processes, torch.tensor([os.getpid()]))
+    if dist.get_rank() == 2:
+        return None
+    if dist.get_rank() == 1:
+        return dist.send(torch.ones(2**25), 0)
+    time.sleep(0.5)
+    data = torch.zeros(2**25)
+    work = dist.irecv(data, 1)
+    while not data[0]:
+        time.sleep(1e-4)
+    os.kill(int(processes[1]), signal.SIGKILL)
+    begin_s = time.monotonic()
+    with pytest.raises(PeerDiedError) as caught:
+        work.wait()
+    return caught.value.culprits, time.monotonic() - begin_s, bool(data[-1])
+
+
+def test_who_dies_in_the_middle_of_a_message_is_named_within_seconds():
+    found = run([0, 1, 2], _one_dies_in_the_middle_of_a_message, expect_death={1}, env={"HOCKET_TIMEOUT": "30"})
+    culprits, waited_s, whole = found[0]
+    assert culprits == (1,)
+    assert not whole, "it was the middle"
+    assert waited_s < deadline(5)
 
 
 def _all_others_die():
@@ -450,4 +478,4 @@ def test_a_store_of_the_programs_own_that_cannot_be_cloned_hinders_nothing(monke
         return 7
 
     monkeypatch.setattr(_hosts, "_PATIENCE", timedelta(0))
-    assert _hosts.while_all_live(made_late, object(), "own", 0, [0], {}) == 7
+    assert _hosts.while_all_live(made_late, object(), "own", 0, [0], {}, None) == 7

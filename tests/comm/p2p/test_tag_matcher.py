@@ -174,7 +174,11 @@ def _dies():
         dist.recv(torch.zeros(3), 1)
     with pytest.raises(PeerDiedError, match="rank 1"):
         dist.recv(torch.zeros(3), None)
-    return before.tolist(), time.monotonic() - begin < deadline(5)
+    in_time = time.monotonic() - begin < deadline(5)
+    time.sleep(0.4)  # it looks three times a second
+    with pytest.raises(PeerDiedError, match=r"rank 1 \(process \d+\) died while rank 0 waited for it in send"):
+        dist.send(torch.ones(3), 1)  # its ring would take it
+    return before.tolist(), in_time
 
 
 def test_a_dead_peer_is_named_and_what_it_had_sent_is_received():

@@ -9,8 +9,11 @@ import re
 import secrets
 import select
 import socket
+import sys
 import threading
 import weakref
+from collections.abc import Iterable
+from concurrent.futures import wait
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +26,9 @@ from ._direct import DirectPoints, keep_alive
 
 _PROOF_TAG: Final = 0x686F636B  # the first messages on each connection; nothing else is under way yet
 _PROOF_NBYTES: Final = 32
-
+_AT_ONCE_NBYTES: Final = 2**16  # what a sender's kernel has taken comes, though its process dies
+_LOOK_S: Final = 0.3
+_GRACE_S: Final = 2.0  # for the thread that waits to tell that a message was whole when its connection ended
 
 _END_S: Final = 1.0
 _connected: "weakref.WeakSet[Gloo]" = weakref.WeakSet()
@@ -76,7 +81,7 @@ class Gloo:
         self._lock = threading.Lock()
         self._engine: Any = None
         self._found: list[str] = []  # names of its methods that are attributes here
-        self._connections: dict[int, int] = {}  # numbers of its descriptors, and which socket each was
+        self._connections: dict[int, tuple[int, int]] = {}  # by rank: the descriptor, and which socket it was
         self._over = False
 
     def rank(self) -> int:
@@ -109,13 +114,12 @@ class Gloo:
                 loopback = self.loopback and "GLOO_SOCKET_IFNAME" not in os.environ
                 before = _sockets()
                 engine = c10d.process_group_gloo(self._store, self._rank, self._size, self._timeout, loopback)
-                if self._size > 1:
-                    self._prove(engine)
                 listening, connected = (now - then for now, then in zip(_sockets(), before, strict=True))
                 for descriptor in connected:
                     with socket.socket(fileno=os.dup(descriptor)) as one:
                         keep_alive(one)
-                self._connections = {descriptor: _socket_number(descriptor) for descriptor in connected}
+                if self._size > 1:
+                    self._prove(engine, connected)
                 self.address = next(filter(None, map(_address, sorted(listening))), None)
                 for descriptor in listening:
                     _take_no_more(descriptor)
@@ -126,8 +130,23 @@ class Gloo:
 
     def alone(self) -> bool:
         """Return whether all connections have ended: Gloo, which does not say so, closes its end of each that has."""
-        known = self._connections.items()
-        return bool(known) and all(_socket_number(descriptor) != number for descriptor, number in known)
+        return bool(self._connections) and all(map(self.gone, self._connections))
+
+    def gone(self, peer: int) -> bool:
+        """Return whether the connection to a rank is known to have ended, and all that came by it has been taken."""
+        descriptor, number = self._connections.get(peer, (-1, -1))
+        return _socket_number(descriptor) != number
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
+        """Post a send."""
+        return self._message(self.connect().send(tensors, peer, tag), tensors, peer)
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
+        """Post a receive."""
+        return self._message(self.connect().recv(tensors, peer, tag), tensors, peer)
+
+    def _message(self, work: Any, tensors: list[torch.Tensor], peer: int) -> Any:
+        return _LargeMessage(self, work, peer) if tensors[0].nbytes > _AT_ONCE_NBYTES else work
 
     def close(self) -> None:
         """Close the connections, if there are any: peers that wait for this rank hear of it."""
@@ -167,7 +186,8 @@ class Gloo:
         setattr(self, name, value)  # the next time it is found at once
         return value
 
-    def _prove(self, engine: Any) -> None:
+    def _prove(self, engine: Any, connected: Iterable[int]) -> None:
+        before = {descriptor: _received_nbytes(descriptor) for descriptor in connected}
         mine = secrets.token_bytes(_PROOF_NBYTES)
         self._store.set(f"proof/{self._rank}", mine.hex())
         others = [rank for rank in range(self._size) if rank != self._rank]
@@ -175,17 +195,42 @@ class Gloo:
         works, came = [], {}
         for rank in others:
             theirs = bytes.fromhex(self._store.get(f"proof/{rank}").decode())
-            sent = torch.frombuffer(bytearray(theirs), dtype=torch.uint8)
-            came[rank] = torch.empty(_PROOF_NBYTES, dtype=torch.uint8)
+            # Each rank sends a byte more than the one before it, by which the others know its connection.
+            sent = torch.frombuffer(bytearray(theirs + bytes(self._rank)), dtype=torch.uint8)
+            came[rank] = torch.empty(_PROOF_NBYTES + rank, dtype=torch.uint8)
             works += [engine.send([sent], rank, _PROOF_TAG), engine.recv([came[rank]], rank, _PROOF_TAG)]
         for work in works:
             work.wait(self._timeout)
         for rank, proof in came.items():
-            if not hmac.compare_digest(proof.numpy().tobytes(), mine):
+            if not hmac.compare_digest(proof.numpy().tobytes()[:_PROOF_NBYTES], mine):
                 raise CommError(
                     f"whoever connected as rank {rank} is not that rank: it has not read the group's store. Somebody "
                     "who does not belong to the job reaches its ports"
                 )
+        nbytes = {_received_nbytes(descriptor) - then: descriptor for descriptor, then in before.items()}
+        rest = min(nbytes, default=0) - min(others)  # what all send: the secret, and Gloo's head
+        found = {received - rest: descriptor for received, descriptor in nbytes.items()}
+        if len(before) == len(others) and found.keys() == set(others):
+            self._connections = {rank: (descriptor, _socket_number(descriptor)) for rank, descriptor in found.items()}
+
+
+class _LargeMessage:
+    """A message that ends with its connection; in the middle of one Gloo's own waits on for its time-out."""
+
+    def __init__(self, gloo: Gloo, work: Any, peer: int) -> None:
+        self.is_completed = work.is_completed
+        self._gloo, self._work, self._peer = gloo, work, peer
+
+    def wait(self, timeout: timedelta) -> Any:
+        """See torch's Work; ConnectionError where the connection has ended."""
+        try:
+            came = c10d.begun(lambda: self._work.wait(timeout))
+        except RuntimeError:  # there are too many threads
+            return self._work.wait(timeout)
+        while not wait([came], _LOOK_S).done:
+            if self._gloo.gone(self._peer) and not wait([came], _GRACE_S).done:
+                raise ConnectionError("the connection has ended in the middle of the message")
+        return came.result()
 
 
 def _sockets() -> tuple[set[int], set[int]]:
@@ -202,6 +247,13 @@ def _sockets() -> tuple[set[int], set[int]]:
         except OSError:  # another thread has closed it
             continue
     return listening, connected
+
+
+def _received_nbytes(descriptor: int) -> int:
+    """Return how many bytes have come to a socket."""
+    with socket.socket(fileno=os.dup(descriptor)) as one:
+        info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)  # struct tcp_info: tcpi_bytes_received
+        return int.from_bytes(info[128:136], sys.byteorder)
 
 
 def _socket_number(descriptor: int) -> int:

@@ -70,6 +70,7 @@ class HocketGroup(Collectives):
             rank,
             self._global_ranks,
             processes,
+            dead,
         )
         self._channel = channel
         self._runner = Runner(self._name, size, channel, timeout)

@@ -209,10 +209,12 @@ def while_all_live(
     rank: int,
     global_ranks: Sequence[int],
     processes: Mapping[int, int],
+    dead: Callable[[], set[int]] | None,
 ) -> T:
     """Return what `make` returns, which waits for the other ranks; it runs in a thread, and this one looks meanwhile.
 
-    Ranks of one host see by their `processes` that one has died, and tell those of other hosts in the store.
+    Ranks see by the `processes` of their host, or by their connections in the world (`dead`, as for `find_hosts`), that
+    one has died, and tell the others in the store.
 
     Raises:
         PeerDiedError: a rank has died before all had made the group.
@@ -232,7 +234,9 @@ def while_all_live(
     def look_there() -> None:
         nonlocal beside
         beside = beside or store.clone()
-        if (gone := lost | living.ranks()) and not beside.check([_DIED]):  # who ends because of another comes later
+        ended = dead() if dead is not None else ()
+        gone = lost | living.ranks() | {r for r, number in enumerate(global_ranks) if number in ended}
+        if gone and not beside.check([_DIED]):  # who ends because of another comes later
             beside.set(_DIED, str(min(gone)))
         if beside.check([_DIED]):
             r = int(beside.get(_DIED))

@@ -65,7 +65,6 @@ class Runner:
         if timeout_s <= 0:
             timeout_s = self.timeout_s
         record = self._record(kind, payload, opts.asyncOp) if _observe.observers else None
-        self.seq += 1
         work = HocketWork(results, record)
         if opts.asyncOp or not self._queue.enter():
             # What this thread's inference mode permits the progress thread must be permitted too.
@@ -73,7 +72,9 @@ class Runner:
             if opts.asyncOp and written:  # counted now: autograd may keep a result before it is there
                 torch.autograd.graph.increment_version(results)
             self._queue.post(work, lambda: self._run_beside(action, record, timeout_s, inference, opts.asyncOp))
+            self.seq += 1
             return work
+        self.seq += 1
         if record is not None:
             record.inline = True
         try:

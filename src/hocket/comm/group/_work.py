@@ -209,10 +209,11 @@ class ProgressQueue:
     def post(self, work: HocketWork, body: Callable[[], BaseException | None]) -> None:
         """Queue `body`, which returns its error, behind everything posted before."""
         with self._count:
-            self._pending += 1
             if self._thread is None or (self._closed and not self._thread.is_alive()):
-                self._thread = threading.Thread(target=self._serve, name=f"hocket-{self._name}", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._serve, name=f"hocket-{self._name}", daemon=True)
+                thread.start()  # fails where there are too many
+                self._thread = thread
+            self._pending += 1
         self._items.put((work, body))
 
     def close(self, timeout_s: float) -> bool:

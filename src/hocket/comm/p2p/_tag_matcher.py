@@ -9,7 +9,7 @@ computation and a peer is never blocked because this rank does something else.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import torch
@@ -71,6 +71,10 @@ class TagMatcher:
         """Begin to send; what fits into the peer's ring is gone when this returns."""
         with self._lock:
             request = self._request(peer, tag, tensor, receives=False)
+            if time.monotonic() > self._looked_s + _LOOK_S:  # what fits into the ring of a rank that is gone is lost
+                if peer in (dead := self._shm_streams.dead()):
+                    raise self._death(request, dead)
+                self._looked_s = time.monotonic()
             head = torch.tensor([tag, request.nbytes, request.form], dtype=torch.int64)
             last = self._shm_streams.send(head, peer)
             if request.nbytes:
@@ -102,6 +106,10 @@ class TagMatcher:
     def _request(self, peer: int, tag: int, tensor: Tensor, *, receives: bool) -> TaggedRequest:
         if self._closed:
             raise CommError(f"group {self._name!r} was destroyed; it sends and receives no more")
+        if self._thread is None:
+            thread = threading.Thread(target=self._tend_beside, name=f"hocket-post-{self._name}", daemon=True)
+            thread.start()  # fails where there are too many: then nothing is posted
+            self._thread = thread
         self._count += 1
         return TaggedRequest(self, self._count, peer, tag, tensor, receives)
 
@@ -114,9 +122,6 @@ class TagMatcher:
     def _keep(self, request: TaggedRequest) -> None:
         """See to it that somebody tends the streams until a request is over."""
         self._open.add(request)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._tend_beside, name=f"hocket-post-{self._name}", daemon=True)
-            self._thread.start()
         if not self._needed.is_set():
             self._needed.set()
 
@@ -287,19 +292,22 @@ class TagMatcher:
         everyone = len(dead) == self._shm_streams.size - 1
         for request in list(self._open):
             if request.peer in dead or (request.peer == ANY and everyone):
-                rank = next(iter(dead)) if request.peer == ANY else request.peer
-                error: CommError = PeerDiedError(
-                    f"rank {self.number(rank)} died or left while rank {self.number(self._shm_streams.rank)} "
-                    f"waited in {request} of group {self._name!r}",
-                    rank,
-                    (self.number(rank),),
-                )
-                try:
-                    self._check(tuple(dead) if request.peer == ANY else (rank,), str(request))
-                except CommError as known:
-                    error = known
-                self.end(request, error)
+                self.end(request, self._death(request, dead))
         self._lock.notify_all()
+
+    def _death(self, request: TaggedRequest, dead: Iterable[int]) -> CommError:
+        """Return the error of a request whose peer is among ranks that have died or left."""
+        rank = next(iter(dead)) if request.peer == ANY else request.peer
+        try:
+            self._check(tuple(dead) if request.peer == ANY else (rank,), str(request))
+        except CommError as known:
+            return known
+        return PeerDiedError(
+            f"rank {self.number(rank)} died or left while rank {self.number(self._shm_streams.rank)} "
+            f"waited in {request} of group {self._name!r}",
+            rank,
+            (self.number(rank),),
+        )
 
     def _stopped(self) -> str:
         """Return, for a message, which ranks are stopped: the peer may itself wait for one that is."""
