@@ -1,7 +1,6 @@
 import gc
 import os
 import signal
-import sys
 import threading
 import time
 
@@ -18,7 +17,6 @@ preload("tests.preload")
 # Keras asks whether there is a GPU when it is imported: in the way that torch has else, the fork server could give its
 # children none any more.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-sys.dont_write_bytecode = False  # tests as pytest rewrites them: the next run need not compile them again
 os.environ.setdefault("HOCKET_RUN_DIR", "off")  # no `hocket run` of a test leaves a directory in the checkout
 torch.set_num_threads(1)  # small tensors: several threads only wait for each other, for long where cores are busy
 _STARTING = {"run_ranks", "subprocess", "run", "fabric", "launch"}  # names in a file, or its folder
