@@ -1,29 +1,19 @@
 import gc
 import os
 import signal
-import sys
 import threading
 import time
 
-import hypothesis
 import pytest
 import pytest_timeout
-import torch
-
-from hocket.testing import deadline, preload
 
 gc.disable()  # until all tests are collected: what is imported stays, and looking through it takes seconds
 os.environ.setdefault("HOCKET_CALIBRATION", "off")  # nothing is kept in the home of who runs the tests
-preload("tests.preload")
 # Keras asks whether there is a GPU when it is imported: in the way that torch has else, the fork server could give its
 # children none any more.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-sys.dont_write_bytecode = False  # tests as pytest rewrites them: the next run need not compile them again
 os.environ.setdefault("HOCKET_RUN_DIR", "off")  # no `hocket run` of a test leaves a directory in the checkout
-torch.set_num_threads(1)  # small tensors: several threads only wait for each other, for long where cores are busy
 _STARTING = {"run_ranks", "subprocess", "run", "fabric", "launch"}  # names in a file, or its folder
-hypothesis.settings.register_profile("calm", deadline=None)
-hypothesis.settings.load_profile("calm")
 
 
 def pytest_addoption(parser):
@@ -35,6 +25,17 @@ def pytest_configure(config):
     # tests that interrupt a launcher would wait for ever. A handler, unlike "ignore", is not inherited.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return  # xdist's controller, which starts the workers after this and runs no test: they need not wait for torch
+    import hypothesis
+    import torch
+
+    from hocket.testing import preload
+
+    preload("tests.preload")
+    torch.set_num_threads(1)  # small tensors: several threads only wait for each other, for long where cores are busy
+    hypothesis.settings.register_profile("calm", deadline=None)
+    hypothesis.settings.load_profile("calm")
 
 
 @pytest.hookimpl(trylast=True)
@@ -53,6 +54,8 @@ def pytest_timeout_set_timer(item, settings):
     """Stretch a test's limit with the machine; asked again when it is over, since others may have come meanwhile."""
     if settings.method != "signal" or threading.current_thread() is not threading.main_thread():
         return None  # as pytest-timeout does it
+    from hocket.testing import deadline
+
     begin_s = time.monotonic()
 
     def over(signum, frame):

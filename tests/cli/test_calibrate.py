@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hocket.cli import _application
-from hocket.testing import deadline
+from hocket.cli import _application, calibrate
+from hocket.testing import deadline, run_ranks
 
 SCRIPT = """
 import torch
@@ -107,11 +107,25 @@ def build():
 """
 
 
-@pytest.mark.parametrize("ranks", ["01", "0", "1"])
-def test_a_rank_that_is_refused_says_so_at_once_and_once(tmp_path: Path, ranks: str) -> None:
-    (tmp_path / "train.py").write_text(REFUSED_IN.format(ranks=ranks))
+def test_a_rank_that_is_refused_says_so_at_once_and_once(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(REFUSED_IN.format(ranks="01"))
     command = [sys.executable, "-m", "hocket", "calibrate", "train.py:build", "-n", "2", "--optimizer", "SGD"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=deadline(25))
     assert ended.returncode == 2
     assert ended.stderr.count("ValueError: no data") == 1, ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def refused(folder: str) -> None:
+    os.chdir(folder)
+    os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    calibrate._rank("train.py:build", "SGD", None, None)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_rank_that_is_refused_says_so_while_the_other_waits(tmp_path: Path, rank: int) -> None:
+    (tmp_path / "train.py").write_text(REFUSED_IN.format(ranks=rank))
+    run_ranks(refused, 2, str(tmp_path), backend=None, expect_death={rank}, allow_late={1 - rank})
+    said = (tmp_path / "said").read_text()
+    assert said.count("hocket calibrate: ") == said.count("ValueError: no data") == 1, said
+    assert "Traceback" not in said

@@ -11,11 +11,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from perfetto.trace_processor.api import TraceProcessor
-from perfetto.trace_processor.platform import PlatformDelegate
-from perfetto.trace_processor.protos import ProtoFactory
-from perfetto.trace_processor.rpc import TraceProcessorRpc
-
 NODE = shutil.which("node")
 
 
@@ -34,6 +29,13 @@ class Queries:
     """
 
     def __init__(self, trace: Path) -> None:
+        # Here, since they load pandas: only who asks is to pay for it, not whoever collects the tests.
+        from perfetto.trace_processor.api import TraceProcessor
+        from perfetto.trace_processor.platform import PlatformDelegate
+        from perfetto.trace_processor.protos import ProtoFactory
+        from perfetto.trace_processor.rpc import TraceProcessorRpc
+
+        self._rows = TraceProcessor.QueryResultIterator
         command = [str(NODE), str(Path(__file__).with_suffix(".js")), str(engine())]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -60,7 +62,7 @@ class Queries:
         """Return what a query finds, each row by the names of its columns."""
         found = self._rpc.execute_query(sql)
         assert not found.error, found.error
-        return [vars(row) for row in TraceProcessor.QueryResultIterator(found.column_names, found.batch)]
+        return [vars(row) for row in self._rows(found.column_names, found.batch)]
 
     # What the package's protocol asks of a transport.
     def send(self, data: bytes) -> None:

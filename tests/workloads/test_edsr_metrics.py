@@ -3,8 +3,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from skimage.color import rgb2ycbcr
-from skimage.metrics import peak_signal_noise_ratio
 
 from hocket.workloads.edsr.data import to_tensor
 from hocket.workloads.edsr.metrics import luma, psnr_y
@@ -19,6 +17,9 @@ def pair(seed: int, noise: int = 12) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("border", [0, 2, 4])
 def test_psnr_is_that_of_scikit_image(border: int) -> None:
+    from skimage.color import rgb2ycbcr
+    from skimage.metrics import peak_signal_noise_ratio
+
     altered, original = pair(border)
     inside = slice(border, -border or None)
     expected = peak_signal_noise_ratio(

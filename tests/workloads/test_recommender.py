@@ -4,7 +4,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
 
 from hocket.cli import main
 from hocket.workloads import SettingsError, settings_from_options
@@ -102,6 +101,8 @@ def test_epochs_are_orders_of_the_same_ratings() -> None:
 
 
 def test_the_area_is_that_of_scikit_learn() -> None:
+    from sklearn.metrics import roc_auc_score
+
     random = np.random.default_rng(1)
     scores, liked = random.integers(9, size=200).astype(np.float64), random.uniform(size=200) < 0.4
     assert metrics.auc(scores, liked) == pytest.approx(roc_auc_score(liked, scores))

@@ -3,7 +3,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import average_precision_score
 
 from hocket.workloads.resnet50.model import Bottleneck
 from hocket.workloads.resnet101.data import Compositions, load
@@ -39,6 +38,8 @@ def test_digits_fit_images_of_any_size(side: int) -> None:
 
 
 def test_average_precision_is_that_of_scikit_learn() -> None:
+    from sklearn.metrics import average_precision_score
+
     random = np.random.default_rng(0)
     for _ in range(20):
         scores, occurs = random.integers(6, size=40).astype(np.float64), random.uniform(size=40) < 0.3
