@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import hocket
 from hocket.planner import Plan
@@ -36,6 +36,7 @@ def everything() -> dict[str, Any]:
         "changed": changed(),
         "sequences": sequences(),
         "two models": two_models(),
+        "sampled": sampled(),
     }
 
 
@@ -410,3 +411,34 @@ def two_models() -> list[float]:
 def test_models_in_one_loss_are_reduced_in_the_same_order_by_all_ranks(ranks: list[dict[str, Any]]) -> None:
     first, other = (one["two models"] for one in ranks)
     assert first == other
+
+
+def sampled() -> list[str]:
+    """What a sampler ends in whose weights are losses: of a rank's own samples, and of all ranks'."""
+    found = []
+    for own in (True, False):
+        losses = torch.ones(SAMPLES, dtype=torch.float64)
+        sampler = WeightedRandomSampler(losses, SAMPLES, generator=torch.Generator().manual_seed(0))
+        x, y = data().tensors
+        made = DataLoader(TensorDataset(x, y, torch.arange(SAMPLES)), batch_size=8, sampler=sampler)
+        model, _, loader = hocket.distribute(network(), None, made)
+
+        def run(own: bool = own, model: Any = model, loader: Any = loader, sampler: Any = sampler) -> None:
+            for _ in range(2):
+                seen = torch.zeros(SAMPLES, dtype=torch.float64)
+                for x, y, at in loader:
+                    loss = ((model(x) - y) ** 2).mean(1)
+                    loss.mean().backward()
+                    seen[at] += 10 * loss.detach()
+                sampler.weights += seen if own else hocket.total(seen)
+
+        found.append(error_of(run))
+    return found
+
+
+def test_a_sampler_that_goes_by_a_rank_s_own_losses_is_refused(ranks: list[dict[str, Any]]) -> None:
+    """Ranks took parts of different batches: some samples twice, others never."""
+    first, other = (one["sampled"] for one in ranks)
+    assert first == other
+    assert first[0].startswith("rank 1 has taken its samples from another batch than rank 0 (of ")
+    assert first[1] == ""
