@@ -97,6 +97,29 @@ class ReplicaMarks:
                 "loaded by each rank, decisions by hocket.average(loss)"
             )
 
+    def compare_gradients(self, world: World) -> None:
+        """Compare gradients that no back-propagation has averaged; a collective operation.
+
+        Raises:
+            RuntimeError: ranks have different ones.
+        """
+        size = sum(
+            float(p.grad.abs().sum(dtype=torch.float64)) * (1 + i / 7)
+            for i, (_, p) in enumerate(self._parameters)
+            if p.grad is not None and p.grad.layout is torch.strided
+        )
+        sums = torch.tensor([size, size * size], dtype=torch.float64, device=world.device)
+        with comm.label("gradients compared"):
+            world.all_reduce(sums)
+        mean, square = (sums / world.size).tolist()
+        if square - mean * mean > (_TOLERANCE * mean) ** 2 + 1e-14 * square:
+            raise RuntimeError(
+                "optimizer.step() takes gradients that no backward() of the model has averaged, and they differ from "
+                "rank to rank: the program has put them into .grad itself (per-sample gradients of torch.func, the way "
+                "that an inner loop went), or has added them up in no_sync. Before the step write "
+                "parameter.grad = hocket.average(parameter.grad) for each parameter, on every rank"
+            )
+
     def _settings(self) -> list[tuple[Any, ...]]:
         found = []
         for reference, (updates,) in self._optimizers:
