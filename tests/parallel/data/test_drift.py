@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import hocket
 from hocket.planner import Plan
@@ -36,6 +36,8 @@ def everything() -> dict[str, Any]:
         "changed": changed(),
         "sequences": sequences(),
         "two models": two_models(),
+        "by hand": by_hand(),
+        "sampled": sampled(),
     }
 
 
@@ -410,3 +412,77 @@ def two_models() -> list[float]:
 def test_models_in_one_loss_are_reduced_in_the_same_order_by_all_ranks(ranks: list[dict[str, Any]]) -> None:
     first, other = (one["two models"] for one in ranks)
     assert first == other
+
+
+def by_hand() -> list[Any]:
+    """What steps end in whose gradients the program has put into `.grad`, or added up on a rank; weights of one."""
+    found: list[Any] = []
+    gradient = torch.func.grad(functools.partial(loss_with, network()))
+    for way in ("own", "averaged", "no_sync"):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model, optimizer, loader = hocket.distribute(model, optimizer, DataLoader(data(), batch_size=10))
+
+        def run(way: str = way, model: Any = model, optimizer: Any = optimizer, loader: Any = loader) -> None:
+            for x, y in loader:
+                if way == "no_sync":
+                    with model.no_sync():
+                        nn.functional.mse_loss(model(x), y).backward()
+                else:
+                    for name, one in gradient(dict(model.module.named_parameters()), x, y).items():
+                        own = one.detach()
+                        model.get_parameter(name).grad = hocket.average(own) if way == "averaged" else own
+                optimizer.step()
+
+        found += [error_of(run), [p.detach().sum().item() for p in model.parameters()]]
+    return found
+
+
+def loss_with(model: nn.Module, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.mse_loss(torch.func.functional_call(model, parameters, (x,)), y)
+
+
+def test_a_step_with_gradients_that_nobody_averaged_is_refused(ranks: list[dict[str, Any]]) -> None:
+    """Per-sample gradients, or those of an inner loop: each rank trained by itself, without a word."""
+    alone = network()
+    optimizer = torch.optim.SGD(alone.parameters(), 0.1)
+    for x, y in DataLoader(data(), batch_size=10):  # the last is of eight
+        optimizer.zero_grad()
+        one_loss(alone, x, y).backward()
+        optimizer.step()
+    for own, _, averaged, weights, held_back, _ in (one["by hand"] for one in ranks):
+        assert "that no backward() of the model has averaged" in own
+        assert "hocket.average(parameter.grad)" in held_back
+        assert averaged == ""
+        assert weights == pytest.approx([p.detach().sum().item() for p in alone.parameters()], rel=1e-9)
+
+
+def sampled() -> list[str]:
+    """What a sampler ends in whose weights are losses: of a rank's own samples, and of all ranks'."""
+    found = []
+    for own in (True, False):
+        losses = torch.ones(SAMPLES, dtype=torch.float64)
+        sampler = WeightedRandomSampler(losses, SAMPLES, generator=torch.Generator().manual_seed(0))
+        x, y = data().tensors
+        made = DataLoader(TensorDataset(x, y, torch.arange(SAMPLES)), batch_size=8, sampler=sampler)
+        model, _, loader = hocket.distribute(network(), None, made)
+
+        def run(own: bool = own, model: Any = model, loader: Any = loader, sampler: Any = sampler) -> None:
+            for _ in range(2):
+                seen = torch.zeros(SAMPLES, dtype=torch.float64)
+                for x, y, at in loader:
+                    loss = ((model(x) - y) ** 2).mean(1)
+                    loss.mean().backward()
+                    seen[at] += 10 * loss.detach()
+                sampler.weights += seen if own else hocket.total(seen)
+
+        found.append(error_of(run))
+    return found
+
+
+def test_a_sampler_that_goes_by_a_rank_s_own_losses_is_refused(ranks: list[dict[str, Any]]) -> None:
+    """Ranks took parts of different batches: some samples twice, others never."""
+    first, other = (one["sampled"] for one in ranks)
+    assert first == other
+    assert first[0].startswith("rank 1 has taken its samples from another batch than rank 0 (of ")
+    assert first[1] == ""

@@ -321,7 +321,7 @@ class DistributedLoader(SharedLoader):
             if self.between is not None:
                 self.between()
             for share, part in loading(self._parts()):
-                _batch.enter(self, share, part, *self._counted(share, part))
+                _batch.enter(self, share, part, *self._counted(share, part), drawn=self._last or ())
                 yield part
                 if self.between is not None and self.inside:
                     self.between()

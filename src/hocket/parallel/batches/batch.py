@@ -8,7 +8,7 @@ themselves show which batch is meant.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -35,6 +35,7 @@ class Note:
     unit: float = 0.0
     summed: torch.Tensor | None = None  # the latest loss, where ranks' losses add up to that of the batch
     tensors: tuple[weakref.ref[torch.Tensor], ...] = ()
+    drawn: Sequence[Any] = ()  # what tells the whole batch from others, the same on every rank
 
     @property
     def weight(self) -> float:
@@ -84,8 +85,18 @@ _trained: Note | None = None  # the last whose ranks are in step
 _counting: bool | None = None
 
 
-def enter(owner: object, share: BatchShard | None, batch: Any, counted: float | None = None, unit: float = 0.0) -> None:
-    """Note that `owner` is about to yield `batch`, whose weight is `counted`, of `unit` each, if that is known."""
+def enter(
+    owner: object,
+    share: BatchShard | None,
+    batch: Any,
+    counted: float | None = None,
+    unit: float = 0.0,
+    drawn: Sequence[Any] = (),
+) -> None:
+    """Note that `owner` is about to yield `batch`, whose weight is `counted`, of `unit` each, if that is known.
+
+    It is the part of the batch that `drawn` tells.
+    """
     global _last, _trained
     tensors = [tensor for tensor in tensors_in(batch) if tensor.layout is torch.strided and tensor.numel()]
     storages = tuple(weakref.ref(tensor.untyped_storage()) for tensor in tensors)
@@ -93,7 +104,7 @@ def enter(owner: object, share: BatchShard | None, batch: Any, counted: float | 
     nbytes = tuple(tensor.numel() * tensor.element_size() for tensor in tensors)
     places = tuple(_place(tensor) for tensor in tensors)
     _last = _open[id(owner)] = Note(share, storages, nbytes, places, counted, counted is not None, unit)
-    _last.tensors = tuple(map(weakref.ref, tensors))
+    _last.tensors, _last.drawn = tuple(map(weakref.ref, tensors)), drawn
     if share is not None:
         _trained = _last
     for tensor in tensors:

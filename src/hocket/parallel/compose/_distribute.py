@@ -123,7 +123,7 @@ def distribute(
     _distributed.add(distributed)
     if optimizer is not None:
         _check_trains(optimizer, distributed)
-        distributed._marks.follow(optimizer)
+        distributed._follow(optimizer)
         _average_closures(optimizer, world, loss_reduction)
     if optimizer is not None and world.size > 1:
         broadcast_optimizer_state(optimizer, world)

@@ -244,6 +244,23 @@ class DataParallel(torch.nn.Module):
         """
         return nullcontext() if self._reducer is None else self._reducer.no_sync()
 
+    def _follow(self, optimizer: Any) -> None:
+        """Have the optimizer's settings compared between ranks, and gradients that it takes and nobody has averaged."""
+        self._marks.follow(optimizer)
+        if self._reducer is None or not hasattr(optimizer, "register_step_pre_hook"):
+            return
+        mine, averaged = weakref.ref(self), self._reducer.averaged
+
+        def compare(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            nonlocal averaged
+            if (model := mine()) is None or model._reducer is None:
+                return
+            before, averaged = averaged, model._reducer.averaged
+            if averaged == before and kwargs.get("closure", args[1:]) in (None, ()):  # a closure makes its own
+                model._marks.compare_gradients(model._world)
+
+        optimizer.register_step_pre_hook(compare)
+
     @property
     def holds_back(self) -> bool:
         """Whether gradients have added up in `no_sync` that are not averaged yet."""

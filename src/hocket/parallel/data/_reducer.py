@@ -52,6 +52,7 @@ class GradientReducer:
         self._order = list(reversed(range(len(self._parameters))))
         self._hooks: dict[int, Any] = {}
         self.weight = 1.0  # of this rank's gradients in the average
+        self.averaged = 0  # how often gradients have been averaged
         self._weight_hooks: list[Any] = []
         self._lock = threading.Lock()
         self._unsynchronised = 0  # how many no_sync blocks we are in
@@ -320,6 +321,7 @@ class GradientReducer:
 
     def _reduce_rest(self) -> list[int]:
         """Reduce what is left and wait; return the parameters that have a gradient because other ranks used them."""
+        self.averaged += 1
         for i, (bucket, slot) in self._slots.items():
             if self._arrived[i]:
                 continue

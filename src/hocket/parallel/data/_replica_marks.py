@@ -1,4 +1,4 @@
-"""Notices replicas that drift apart: other settings of the optimizer, other numbers of updates, other weights."""
+"""Notices replicas that drift apart: by other batches, settings of the optimizer, numbers of updates, or weights."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from hocket import comm
 
+from ..batches import batch as _batch
 from ..mesh import World
 
 _BITS: Final = 16
@@ -60,7 +61,7 @@ class ReplicaMarks:
 
     def numbers(self) -> torch.Tensor:
         """Return this rank's marks, to be summed over ranks: float64 of SIZE elements."""
-        digest = hashlib.sha256(repr(self._settings()).encode()).digest()
+        digest = hashlib.sha256(repr((_drawn(), self._settings())).encode()).digest()
         bits = [1.0 if digest[i // 8] >> i % 8 & 1 else -1.0 for i in range(_BITS)]
         weight = self._weight()
         return torch.tensor([*bits, weight, weight * weight], dtype=torch.float64)
@@ -69,6 +70,14 @@ class ReplicaMarks:
         """Compare; on every rank alike. Raises RuntimeError: ranks have different settings, or different weights."""
         *bits, weight, square = (sums.double().cpu() / world.size).tolist()
         if any(abs(bit) < 1 - 0.5 / world.size for bit in bits):
+            drawn = world.from_all(_drawn())
+            if (rank := next((rank for rank, one in enumerate(drawn) if one != drawn[0]), 0)) > 0:
+                raise RuntimeError(
+                    f"rank {rank} has taken its samples from another batch than rank 0 (of {_begin(drawn[rank])} and "
+                    f"{_begin(drawn[0])}): the sampler or data set goes by what a rank alone has seen, as the losses "
+                    "of its own samples, or a rank has taken a batch that others have not. Give it numbers that are "
+                    "the same on all ranks: hocket.total of a tensor with a place for each sample, say"
+                )
             everyone = world.from_all(self._settings())
             other = next(rank for rank, one in enumerate(everyone) if one != everyone[0])
             raise RuntimeError(
@@ -86,6 +95,29 @@ class ReplicaMarks:
                 f"parameter {name!r} is no longer the same on all ranks: something has changed it on one of them, or "
                 "differently on each. Make every change on all ranks alike: random ones with one seed, checkpoints "
                 "loaded by each rank, decisions by hocket.average(loss)"
+            )
+
+    def compare_gradients(self, world: World) -> None:
+        """Compare gradients that no back-propagation has averaged; a collective operation.
+
+        Raises:
+            RuntimeError: ranks have different ones.
+        """
+        size = sum(
+            float(p.grad.abs().sum(dtype=torch.float64)) * (1 + i / 7)
+            for i, (_, p) in enumerate(self._parameters)
+            if p.grad is not None and p.grad.layout is torch.strided
+        )
+        sums = torch.tensor([size, size * size], dtype=torch.float64, device=world.device)
+        with comm.label("gradients compared"):
+            world.all_reduce(sums)
+        mean, square = (sums / world.size).tolist()
+        if square - mean * mean > (_TOLERANCE * mean) ** 2 + 1e-14 * square:
+            raise RuntimeError(
+                "optimizer.step() takes gradients that no backward() of the model has averaged, and they differ from "
+                "rank to rank: the program has put them into .grad itself (per-sample gradients of torch.func, the way "
+                "that an inner loop went), or has added them up in no_sync. Before the step write "
+                "parameter.grad = hocket.average(parameter.grad) for each parameter, on every rank"
             )
 
     def _settings(self) -> list[tuple[Any, ...]]:
@@ -107,6 +139,17 @@ class ReplicaMarks:
         while tensor.dim() > 1 and tensor.numel() > _ELEMENTS:
             tensor = tensor[0]
         return float(tensor.flatten()[:_ELEMENTS].abs().double().sum())
+
+
+def _drawn() -> list[str]:
+    """Return what tells the latest batch that ranks share: indices, sizes, whole numbers that hosts compute alike."""
+    note = _batch.trained()
+    drawn = () if note is None else note.drawn
+    return [repr(one) for one in drawn if not isinstance(one, float) or one.is_integer()]
+
+
+def _begin(drawn: list[str]) -> str:
+    return ", ".join(drawn[:4]) + ", ..." * (len(drawn) > 4)
 
 
 def _said(value: Any) -> str:
