@@ -1,5 +1,6 @@
 """The process group as torch's users meet it: futures, many groups, many operations, big tensors, workers that fork."""
 
+import contextlib
 import gc
 import os
 import subprocess
@@ -15,6 +16,7 @@ from torch.distributed import ReduceOp
 
 from hocket import comm
 from hocket.comm import torch_adapter as c10d
+from hocket.comm.group import _work
 from hocket.testing import deadline, run_ranks
 
 from ..host_world import run
@@ -41,6 +43,26 @@ def _futures_and_works():
 
 def test_futures_and_a_thousand_outstanding_operations():
     assert run_ranks(_futures_and_works, 2) == [True, True]
+
+
+def test_whoever_has_waited_finds_the_future_complete(monkeypatch):
+    class Late(_work.OperationFuture):
+        def set_result(self, result):
+            time.sleep(0.05)  # as when the thread that ends the operation loses its processor here
+            super().set_result(result)
+
+    monkeypatch.setattr(_work, "OperationFuture", Late)
+    for error in None, ValueError("no"):
+        work = _work.HocketWork([torch.ones(1)], None)
+        future = work.get_future()
+        thread = threading.Thread(target=work.finish, args=(error,))
+        thread.start()
+        with contextlib.suppress(ValueError):
+            work.wait()
+        assert future.done()
+        assert work.is_completed()
+        assert work.is_success() == (error is None)
+        thread.join()
 
 
 def _many_groups():

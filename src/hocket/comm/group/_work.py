@@ -88,12 +88,17 @@ class HocketWork(Work):
         """Mark the operation as over and wake whoever waits."""
         with self._guard:
             self._error = error
-            self._done = True
-            gate, future = self._gate, self._future
+            future = self._future
+            self._done = future is None
+        if future is not None:
+            try:
+                self._settle(future)  # before anyone wakes, who may ask the future for its value
+            finally:
+                self._done = True
+        with self._guard:
+            gate = self._gate
         if gate is not None:
             gate.release()
-        if future is not None:
-            self._settle(future)
 
     def _settle(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
         if self._error is None:
@@ -122,7 +127,7 @@ class HocketWork(Work):
             )
         begin_s = time.perf_counter()
         with self._guard:
-            if self._done:
+            if self.is_completed():
                 return
             if self._gate is None:
                 self._gate = _thread.allocate_lock()
@@ -138,11 +143,11 @@ class HocketWork(Work):
 
     def is_completed(self) -> bool:
         """Return whether the operation is over, with or without success."""
-        return self._done
+        return self._done or (self._future is not None and self._future.done())
 
     def is_success(self) -> bool:
         """Return whether the operation is over without an error."""
-        return self._done and self._error is None
+        return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
         """Return the operation's error, if it has one."""
