@@ -16,6 +16,7 @@ from ..batches import batch as _batch
 from ..mesh import World
 
 _BITS: Final = 16
+_DRAWN: Final = 256  # indices of a batch that are compared: beyond a thousand they would take time in each step
 _ELEMENTS: Final = 4096
 _TOLERANCE: Final = 1e-5  # of a sum of weights: hosts of different processors round the last place differently
 
@@ -145,7 +146,7 @@ def _drawn() -> list[str]:
     """Return what tells the latest batch that ranks share: indices, sizes, whole numbers that hosts compute alike."""
     note = _batch.trained()
     drawn = () if note is None else note.drawn
-    return [repr(one) for one in drawn if not isinstance(one, float) or one.is_integer()]
+    return [repr(one) for one in drawn[:_DRAWN] if not isinstance(one, float) or one.is_integer()]
 
 
 def _begin(drawn: list[str]) -> str:
