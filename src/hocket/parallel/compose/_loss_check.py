@@ -16,7 +16,7 @@ from ..batches import BatchPart, LossForm, MeasuredLoss, cut_fields, mapped, ten
 from ..data import ForwardState, StateProbe, SynchronisedBatchNorm, as_evaluated, as_trained, draws_of, tell
 from ..mesh import World
 from ._composition import Composition
-from ._loss_judge import LossJudge, Verdict, no_part, said
+from ._loss_judge import LossJudge, LossVerdict, no_part, said
 from ._precision import exactly
 
 _SAMPLES = 8
@@ -183,7 +183,7 @@ class LossCheck:
             composition.notes += lines
         return looked_at, mesh["data"], found
 
-    def _compared(self, modules: Sequence[torch.nn.Module], few: BatchPart) -> tuple[Verdict | str | None, bool]:
+    def _compared(self, modules: Sequence[torch.nn.Module], few: BatchPart) -> tuple[LossVerdict | str | None, bool]:
         """Return what explains the loss, or the error that the samples raise, and whether no random numbers matter."""
         from_all = self._composition.mesh.whole.from_all
         judge = LossJudge(self._composition, self._form, few)
@@ -216,7 +216,7 @@ class LossCheck:
 
     def _whole_alone(
         self, modules: Sequence[torch.nn.Module], few: BatchPart, batch: BatchPart | None, error: str
-    ) -> Verdict | None:
+    ) -> LossVerdict | None:
         """Return that the model takes the whole batch and no part of it, if it is so; a collective operation."""
         from_all = self._composition.mesh.whole.from_all
         if not self._cuts or not all(from_all(batch is not None and batch.samples > few.samples)):
@@ -228,9 +228,9 @@ class LossCheck:
             takes = True
         except Exception:  # an error of the model's own, which the step will meet
             takes = False
-        return Verdict(problem=no_part(few.samples, batch.samples, error)) if all(from_all(takes)) else None
+        return LossVerdict(problem=no_part(few.samples, batch.samples, error)) if all(from_all(takes)) else None
 
-    def _follow(self, verdict: Verdict) -> None:
+    def _follow(self, verdict: LossVerdict) -> None:
         form, notes = self._form, self._composition.notes
         if verdict.problem and self._cuts:
             rule = f"{verdict.problem} This plan cuts batches ({', '.join(self._cuts)})"

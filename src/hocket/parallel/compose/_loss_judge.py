@@ -31,7 +31,7 @@ Other types have 2e-2, a few roundings of bfloat16.
 
 
 @dataclass(frozen=True)
-class Verdict:
+class LossVerdict:
     """What rank 0 has found; the same is done on every rank."""
 
     kind: str = ""  # of the form of the loss; "" to leave it as it is
@@ -116,7 +116,7 @@ class LossJudge:
         ours, theirs = self._combined(whole, parts, [one.count for one in parts], whole.count)
         return float(abs(ours - theirs) / max(abs(ours), 1e-30))
 
-    def verdict(self, first: list[MeasuredLoss]) -> Verdict | None:
+    def verdict(self, first: list[MeasuredLoss]) -> LossVerdict | None:
         """Return what explains the loss, or that nothing does; None where this rank does not know it."""
         found = self._explained(first)
         if found is None:
@@ -134,7 +134,7 @@ class LossJudge:
             )
         return replace(found, problem=problem, guarded=later)
 
-    def _explained(self, first: list[MeasuredLoss]) -> Verdict | None:
+    def _explained(self, first: list[MeasuredLoss]) -> LossVerdict | None:
         count = self._few.samples
         cut = self._cut
         cuts = [(0, cut, count)] + ([(0, 2, count)] if cut > 2 else [])
@@ -142,7 +142,7 @@ class LossJudge:
             split = [[self.measured(a, b) for a, b in itertools.pairwise(one)] for one in cuts]
         except Exception as error:
             # Of one sample, say, which some models take for something else; the step will tell.
-            return Verdict(problem=no_part(cut, count, said(error))) if cut > 1 else None
+            return LossVerdict(problem=no_part(cut, count, said(error))) if cut > 1 else None
         if not first:
             return None
         whole = first[0]
@@ -151,7 +151,7 @@ class LossJudge:
         if not all(map(math.isfinite, values)):
             return None
         if whole.terms and (not any(whole.terms) or whole.guard is not False):
-            return Verdict(empty=True)
+            return LossVerdict(empty=True)
         form = self._form
         samples = [[b - a for a, b in itertools.pairwise(one)] for one in cuts]
         stated = [[0.0 if one.guard else one.count for one in some] for some in parts]
@@ -168,23 +168,23 @@ class LossJudge:
             if self._explains(whole, parts, counts, whole.terms[0]):
                 first_term = max(whole.terms[0], 1e-30)
                 ratios = tuple(one / first_term for one in whole.terms)
-                return Verdict("graph", whole.terms[0] / count, ratios, inside=form.inside)
+                return LossVerdict("graph", whole.terms[0] / count, ratios, inside=form.inside)
         if self._explains(whole, parts, samples, count):
             # Of a loss that a pipeline's last stage computes the graph tells in training only.
-            return Verdict("samples" if self._passes.pipeline is None or whole.terms else "graph")
+            return LossVerdict("samples" if self._passes.pipeline is None or whole.terms else "graph")
         counter = self._counter(whole, parts, cuts)
         if counter is not None:
             batch = batch_of(*self._values)
-            return Verdict("weight", counter(batch) / count, counter=counter)
-        return Verdict("samples", problem=self._problem(whole, parts, samples, count, "a mean over samples"))
+            return LossVerdict("weight", counter(batch) / count, counter=counter)
+        return LossVerdict("samples", problem=self._problem(whole, parts, samples, count, "a mean over samples"))
 
     def _stated(
         self, whole: MeasuredLoss, parts: list[list[MeasuredLoss]], counts: Any, total: float, what: str
-    ) -> Verdict:
+    ) -> LossVerdict:
         rate = total / self._few.samples if self._form.kind != "sum" else 1.0
         if self._explains(whole, parts, counts, total):
-            return Verdict(rate=rate)
-        return Verdict(rate=rate, problem=self._problem(whole, parts, counts, total, what))
+            return LossVerdict(rate=rate)
+        return LossVerdict(rate=rate, problem=self._problem(whole, parts, counts, total, what))
 
     def _combined(self, whole: MeasuredLoss, parts: list[MeasuredLoss], counts: Sequence[float], total: float) -> Any:
         """Return the loss of the samples, and that of their parts combined, both divided by `total`."""
