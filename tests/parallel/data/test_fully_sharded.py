@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -294,3 +295,70 @@ def test_blocks_may_differ_in_type_and_a_block_that_has_two_is_refused() -> None
         assert each == pytest.approx(of_two_types(Plan()), rel=1e-6)
         assert "0.0.0.weight is of torch.float32, 0.0.1.weight of torch.float64" in said
         assert "give them one type" in said
+
+
+class Experts(nn.Module):
+    """Samples go to one of two experts by the sign of their last number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+        for some, expert in zip((first, ~first), self.experts, strict=True):
+            if some.any():
+                x = x.index_add(0, torch.where(some)[0], expert(x[some]))
+        return x
+
+
+class Mixture(nn.Module):
+    """Layers of experts, one of which may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Experts() for _ in range(3))
+        self.left_out = -1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = x[:, -1] > 0
+        for number, layer in enumerate(self.layers):
+            x = x if number == self.left_out else layer(x, first)
+        return x
+
+
+def of_experts(plan: Plan | None) -> list[float]:
+    """Each rank's samples go to another expert, and all to the same one in the third batch."""
+    torch.manual_seed(0)
+    model = Mixture().double()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+    inputs = torch.randn(5, 4, 4, dtype=torch.float64)
+    inputs[:, :, -1] = torch.tensor([1.0, 1.0, -1.0, -1.0])
+    inputs[2, :, -1] = 1.0
+    trainer = None if plan is None else hocket.Trainer(model, F.mse_loss, optimizer, plan, sample=inputs[0])
+    found = []
+    for x in inputs:
+        if trainer is not None:
+            found.append(float(trainer.step((x, x.flip(0)))))
+            continue
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), x.flip(0))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        found.append(loss.item())
+    if plan == Plan(shard="parameters"):
+        assert trainer is not None
+        model.left_out = 1 + dist.get_rank()
+        with pytest.raises(RuntimeError, match="in another order, or through others"):
+            trainer.step((inputs[0], inputs[0]))
+    return found
+
+
+def of_experts_by_plan() -> list[list[float]]:
+    return [of_experts(plan) for plan in (Plan(shard="parameters"), Plan(shard="parameters", accumulate=2))]
+
+
+def test_parameters_that_some_ranks_do_not_use_keep_their_gradients() -> None:
+    expected = of_experts(None)
+    for rank in run_ranks(of_experts_by_plan, 2):
+        for losses in rank:
+            assert losses == pytest.approx(expected, rel=1e-12)

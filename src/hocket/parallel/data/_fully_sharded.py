@@ -1,5 +1,7 @@
 """Each rank holds a part of every parameter, and a whole block only while it is computed: torch's FSDP2 underneath."""
 
+import hashlib
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -9,6 +11,8 @@ import torch
 from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.distributed.device_mesh import DeviceMesh
 
+from hocket import comm
+
 from ..batches import mapped
 from ..mesh import World
 from ..state import Owned, ParameterPlacement, ShardBox, is_excluded
@@ -17,6 +21,7 @@ from ._hooks import has_own_hooks
 from ._overlap import ForwardPrefetch, OverlappedAllGather, OverlappedReduceScatter, on_several_hosts
 from ._strategy import ShardingStrategy
 
+_BITS = 16  # of a digest
 _PARTS = (
     "the model or the loss computes with parameters outside of the block that they belong to (a sum over "
     "model.parameters(), say), and shard = 'parameters' has a part of them there: say shard = 'gradients'"
@@ -53,6 +58,7 @@ class FullySharded(ShardingStrategy):
         self._ahead: list[ForwardPrefetch] = []
         self._averages: list[AverageOfCopies] = []
         self._copies = copies
+        self._used = _Used([world, copies])
         several_hosts = on_several_hosts(world)
         for module, names in modules:
             excluded = dict.fromkeys(p for p in module.parameters() if is_excluded(p))
@@ -85,6 +91,8 @@ class FullySharded(ShardingStrategy):
                 known = {id(module.get_parameter(name)): names[name] for name in here}
                 held = [] if gathered is None else [(one, known[id(one.sharded_param)]) for one in gathered.fsdp_params]
                 self._gathered += held
+                if gathered is not None:
+                    self._used.follow(gathered)
                 for one in group:
                     _refuse_other_parameters(one, held)
                 for name, original in here.items():
@@ -174,15 +182,17 @@ class FullySharded(ShardingStrategy):
             average.finish()
         for ahead in self._ahead:
             ahead.settle()
+        used = self._used.anywhere()
         for sharded, item in self._sharded:
             gradient: Any = sharded.grad
-            item.leaf.grad = None if gradient is None else gradient.to_local()
+            item.leaf.grad = None if gradient is None or id(sharded) not in used else gradient.to_local()
 
     def forget(self) -> None:
         for reduction in self._reductions:
             reduction.forget()
         for average in self._averages:
             average.forget()
+        self._used.forget()
         for sharded, _ in self._sharded:
             sharded.grad = None
         super().forget()
@@ -237,6 +247,68 @@ def _refuse_other_parameters(block: torch.nn.Module, held: list[tuple[Any, str]]
                 )
 
     block.register_forward_pre_hook(check, prepend=True)  # before FSDP2's own
+
+
+class _Used:
+    """Knows which parameters some rank has used in a step, and that all ranks have reduced blocks in the same order.
+
+    A rank that has not used a parameter, as an expert to which none of its samples goes, has zeros of it reduced: FSDP2
+    would leave it out, and add gradients of other parameters that are as long to those of other ranks.
+    """
+
+    def __init__(self, worlds: Sequence[World]) -> None:
+        self._worlds = [world for world in worlds if world.size > 1]
+        self._numbers: dict[int, int] = {}  # by a sharded parameter's identity
+        self._groups = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._mine = set[int]()  # numbers of parameters
+        self._order: list[int] = []  # numbers of blocks whose gradients were reduced
+
+    def follow(self, group: Any) -> None:
+        """Take notice of what FSDP2 holds together."""
+        block, self._groups, plain = self._groups, self._groups + 1, group.post_backward
+        numbers = [self._numbers.setdefault(id(one.sharded_param), len(self._numbers)) for one in group.fsdp_params]
+        group.reduce_scatter_unused_params = True
+
+        def post_backward(*unused: Any) -> None:
+            gathered = [
+                pair for pair in zip(group.fsdp_params, numbers, strict=True) if hasattr(pair[0], "_unsharded_param")
+            ]
+            for one, number in gathered:
+                if one.unsharded_accumulated_grad is not None or one.unsharded_param.grad is not None:
+                    self._mine.add(number)
+            if gathered:
+                self._order.append(block)
+            plain(*unused)
+
+        group.post_backward = post_backward
+
+    def anywhere(self) -> set[int]:
+        """Return the identities of the sharded parameters that some rank has used; a collective operation.
+
+        Raises:
+            RuntimeError: ranks have reduced gradients of blocks in different orders.
+        """
+        digest = hashlib.sha256(repr(self._order).encode()).digest()
+        bits = [1.0 if digest[i // 8] >> i % 8 & 1 else -1.0 for i in range(_BITS)]
+        sums = torch.tensor([float(number in self._mine) for number in self._numbers.values()] + bits)
+        for world in self._worlds:
+            sums = sums.to(world.device)
+            with comm.label("parameters used"):
+                world.all_reduce(sums)
+        *used, bits = [*sums[:-_BITS].tolist(), sums[-_BITS:].tolist()]
+        self.forget()
+        ranks = math.prod(world.size for world in self._worlds)
+        if any(abs(bit) < ranks - 0.5 for bit in bits):
+            raise RuntimeError(
+                "back-propagation went through blocks of the model in another order, or through others, on some ranks "
+                "(layers left out at random, branches on data), so that sharded gradients were added up wrongly: say "
+                "shard = 'gradients'"
+            )
+        return {key for key, ranks_that_used in zip(self._numbers, used, strict=True) if ranks_that_used}
 
 
 class _OtherData:
