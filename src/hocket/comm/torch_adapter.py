@@ -163,7 +163,7 @@ def before_backward(listener: Any) -> None:
 
     torch has hooks for gradients, which come when the loss's part of the graph is gone, and none for the beginning. So
     the first listener wraps `torch.autograd.backward`, by which `Tensor.backward` goes, too. `torch.autograd.grad`,
-    which calls no hooks of parameters, has `listener.gradients_of(inputs)` called before.
+    which calls no hooks of parameters, has `listener.gradients_of(outputs, inputs)` called before.
     """
     if not _wrapped:
         _wrapped.append(plain := torch.autograd.backward)
@@ -173,8 +173,9 @@ def before_backward(listener: Any) -> None:
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if _before_backward and not in_backward():
                 wanted = [inputs] if isinstance(inputs, torch.Tensor) else (inputs := list(inputs))
+                roots = [outputs] if isinstance(outputs, torch.Tensor) else (outputs := list(outputs))
                 for one in list(_before_backward.values()):
-                    one.gradients_of(wanted)
+                    one.gradients_of(roots, wanted)
             return plain_grad(outputs, inputs, *args, **kwargs)
 
         @functools.wraps(plain)

@@ -250,16 +250,21 @@ def gradients() -> list[str]:
     x, _ = next(iter(loader))
     x.requires_grad_()
     found = [error_of(lambda: torch.autograd.grad(model(x).mean(), list(model.parameters())))]
-    found.append(error_of(lambda: torch.autograd.grad(model(x).mean(), x)))
+    found.append(error_of(lambda: torch.autograd.grad(model(x).sum(), x)))
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        torch.autograd.grad(model(x).mean(), x)
+    found += [" ".join(str(one.message) for one in heard)]
     with model.no_sync():
         found.append(error_of(lambda: torch.autograd.grad(model(x).mean(), list(model.parameters()))))
     return found
 
 
 def test_gradients_that_nobody_averages_are_refused(ranks: list[dict[str, Any]]) -> None:
-    for parameters, inputs, own in (one["gradients"] for one in ranks):
+    for rank, (parameters, inputs, by_mean, own) in enumerate(one["gradients"] for one in ranks):
         assert "without averaging them over ranks" in parameters
         assert (inputs, own) == ("", "")
+        assert ("2 times that of one device, whose mean is over 8" in by_mean) == (rank == 0)
 
 
 PARTS: dict[str, Callable[[Any, Tensor, Tensor], None]] = {

@@ -15,7 +15,7 @@ import torch
 from hocket.comm import torch_adapter
 
 from ..batches import batch as _batch
-from ..batches import divided_by, tensors_in
+from ..batches import divided_by, divisors, tensors_in
 from ..mesh import World
 from ..state import FlatBundles, broadcast_tensors, check_model, is_excluded, keepers
 from ._apart import Apart, look_apart
@@ -411,8 +411,11 @@ class DataParallel(torch.nn.Module):
         note.counted = by * note.unit if note.unit else float(self._world.size)
         reducer.set_weight(note.weight)
 
-    def gradients_of(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Refuse `torch.autograd.grad` for parameters, which gives the gradients of this rank's samples alone."""
+    def gradients_of(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        """Refuse `torch.autograd.grad` for parameters, which gives the gradients of this rank's samples alone.
+
+        Tell of one that gives those of samples by a mean over a rank's samples.
+        """
         if self._reducer is None or not self._reducer.synchronises:
             return
         mine = {id(parameter) for parameter in self._replicated}
@@ -421,6 +424,18 @@ class DataParallel(torch.nn.Module):
                 "torch.autograd.grad gives parameters' gradients without averaging them over ranks: call "
                 "loss.backward() and read parameter.grad; or, if gradients by this rank's own samples are meant (one "
                 "task of meta-learning, say), do it inside `with model.no_sync():`"
+            )
+        share = None if self._latest is None else self._latest.share
+        if share is None or self._world.rank or not 0 < share.samples < share.total or len(outputs) != 1:
+            return
+        counts = divisors(outputs[0], share.samples) if outputs[0].numel() == 1 else ()
+        mean = any(count and count % share.samples == 0 for count in counts)
+        if mean and any(one.dim() and len(one) == share.samples for one in inputs):
+            warnings.warn(
+                f"torch.autograd.grad takes what a mean over this rank's {share.samples} samples changes by each of "
+                f"them: {share.total / share.samples:g} times that of one device, whose mean is over {share.total}. "
+                "Take it of a sum, which is the same on any number of ranks, or of outputs with grad_outputs of ones",
+                stacklevel=4,
             )
 
     def _weigh(self, reducer: GradientReducer, note: _batch.Note | None) -> float:
