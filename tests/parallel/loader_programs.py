@@ -81,6 +81,17 @@ class Growing(Sampler[list[int]]):
             yield torch.randperm(21)[:size].tolist()
 
 
+class Buckets(Sampler[list[int]]):
+    """Batches of neighbours, in an order that is drawn when an epoch begins, and not with its first batch."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(6).tolist()
+        return iter([list(range(4 * i, min(21, 4 * i + 4))) for i in order])
+
+
 class Pair(NamedTuple):
     x: torch.Tensor
     y: list[str]
@@ -115,6 +126,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
     ),
     "own sampler": lambda: DataLoader(Numbers(23), batch_size=8, sampler=Shuffled(23)),
     "own batch sampler": lambda: DataLoader(Numbers(21), batch_sampler=Growing()),
+    "buckets": lambda: DataLoader(Numbers(21), batch_sampler=Buckets()),
     "many at once": lambda: DataLoader(Numbers(23, many=True), batch_size=8, shuffle=True),
     "subset": lambda: DataLoader(Subset(Numbers(40), range(3, 26)), batch_size=8, shuffle=True),
     "tensors": lambda: DataLoader(TensorDataset(torch.arange(23), torch.arange(23) * 2), batch_size=8, shuffle=True),

@@ -145,6 +145,18 @@ def test_same_samples_and_noise_for_any_number_of_ranks(n: int, name: str) -> No
         assert whole == [contents for _, _, contents in alone[name][epoch]]
 
 
+@pytest.mark.parametrize("sampler", [programs.Growing(), programs.Buckets(), None])
+def test_the_order_is_that_of_torchs_own_loader(sampler: Any) -> None:
+    how: dict[str, Any] = {"batch_size": 4, "shuffle": True} if sampler is None else {"batch_sampler": sampler}
+    orders = []
+    for divided in (False, True):
+        torch.manual_seed(3)
+        loader: Any = DataLoader(TensorDataset(torch.arange(21)), **how)
+        loader = DistributedLoader(loader) if divided else loader
+        orders.append([[batch[0].tolist() for batch in loader] for _ in range(3)])
+    assert orders[0] == orders[1]
+
+
 def glued(parts: tuple[programs.Part, ...]) -> Any:
     """The batch that the parts make."""
     total = parts[0][1]

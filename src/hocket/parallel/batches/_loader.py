@@ -111,6 +111,7 @@ class SharedLoader:
         self._sampler.skip = self._begun = self._take_skip()
         self._sampler.shares = shares = deque[tuple[BatchShard, list[Any]]]()
         with self._stream:
+            self._sampler.begin()  # before the seed is drawn, as torch does
             self._worker_generator.manual_seed(mix(draw_worker_seed(self.loader, epoch), self._among.rank))
         for part in self._inner:
             self._begun += 1
@@ -277,9 +278,11 @@ class SharedLoader:
 
     def _draw_and_drop(self, epoch: int) -> None:
         if isinstance(self.loader, DataLoader):
+            batches: Any = self.loader.batch_sampler
+            ends = self._by_index and hasattr(batches, "__len__")  # an endless one has only one epoch
+            begun = iter(batches) if ends else ()
             draw_worker_seed(self.loader, epoch)
-            if self._by_index and hasattr(self.loader.batch_sampler, "__len__"):  # an endless one has only one epoch
-                deque(self.loader.batch_sampler, maxlen=0)  # type: ignore[arg-type]
+            deque(begun, maxlen=0)
 
 
 class DistributedLoader(SharedLoader):

@@ -136,6 +136,7 @@ class RankSampler:
         self.shares: deque[tuple[BatchShard, list[Any]]] = deque()
         self.skip = 0  # batches to leave out at the beginning
         self.skipped: list[Any] = []  # the last of them
+        self._begun: Iterator[Any] | None = None
         self._batches = batches
         self._stream = stream
         self._world = world
@@ -143,13 +144,20 @@ class RankSampler:
         self._keep_step = keep_step
         self._agree: Callable[[Any], None] | None = agree
 
-    def __iter__(self) -> Iterator[list[Key]]:
-        return self._run(self.epoch, self.shares, self.skip)
+    def begin(self) -> None:
+        """Begin an epoch of the user's sampler, which may draw random numbers now, or with its first batch."""
+        self._begun = iter(self._batches)
 
-    def _run(self, epoch: int, shares: deque[tuple[BatchShard, list[Any]]], skip: int) -> Iterator[list[Key]]:
+    def __iter__(self) -> Iterator[list[Key]]:
+        begun, self._begun = self._begun, None
+        return self._run(self.epoch, self.shares, self.skip, self._batches if begun is None else begun)
+
+    def _run(
+        self, epoch: int, shares: deque[tuple[BatchShard, list[Any]]], skip: int, batches: Iterable[Any]
+    ) -> Iterator[list[Key]]:
         agree, self._agree = self._agree, None
         place = 0
-        for number, batch in enumerate(each(self._batches, self._stream, agree)):
+        for number, batch in enumerate(each(batches, self._stream, agree)):
             indices = list(batch)
             if number < skip:
                 place += len(indices)

@@ -95,9 +95,11 @@ class TicketSampler(RankSampler):
         super().__init__(batches, stream, world.size, world.rank, keep_step=False, agree=agree)
         self._tickets = tickets
 
-    def _run(self, epoch: int, shares: deque[tuple[BatchShard, list[Any]]], skip: int) -> Iterator[list[Key]]:
+    def _run(
+        self, epoch: int, shares: deque[tuple[BatchShard, list[Any]]], skip: int, batches: Iterable[Any]
+    ) -> Iterator[list[Key]]:
         agree, self._agree = self._agree, None
-        batches = map(list, each(self._batches, self._stream, agree))
+        batches = map(list, each(batches, self._stream, agree))
         for indices, place, share in _taken(batches, len, self._tickets, epoch, self._world):
             shares.append((share, indices))
             yield [(epoch, indices[i], place + i) for i in range(share.begin, share.end)]
