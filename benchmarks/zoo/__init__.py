@@ -12,5 +12,5 @@ sys.modules.setdefault("torchvision._meta_registrations", ModuleType("torchvisio
 
 def load() -> None:
     """Fill `entries.ENTRIES`; without timm's models where timm, which needs a torchvision, is not installed."""
-    for name in ("by_hand", "hugging_face", "diffusion", *(["vision"] if find_spec("timm") else [])):
+    for name in ("by_hand", "hugging_face", "further", "diffusion", *(["vision"] if find_spec("timm") else [])):
         import_module(f"{__name__}.{name}")

@@ -3,11 +3,12 @@
     python -m benchmarks.zoo [--entries "NAME;..."] [--plans NAME,...] [--families NAME,...] [--every N] [--out FILE]
         [--keep DIRECTORY]
 
-It needs `pip install transformers timm diffusers peft einops`, and no network: every model has random weights. A cell
-holds 5 steps of AdamW and an evaluation against a plain loop, in float64 where the model can: "=" if no loss differs by
-more than 1e-6, or by four times what the plain loop's own losses differ by when its weights are changed in their last
-place; "r" and a number for a refusal, whose text is below the table; "named" if losses differ and the build said so, of
-which module and why; "WRONG" and "RAW" for what must not be.
+It needs `pip install transformers timm diffusers peft einops`, and no network: every model has random weights. The
+family "further", all else that transformers has, is tried where it is named. A cell holds 5 steps of AdamW and an
+evaluation against a plain loop, in float64 where the model can: "=" if no loss differs by more than 1e-6, or by four
+times what the plain loop's own losses differ by when its weights are changed in their last place; "r" and a number for
+a refusal, whose text is below the table; "named" if losses differ and the build said so, of which module and why;
+"WRONG" and "RAW" for what must not be.
 """
 
 from __future__ import annotations
@@ -147,7 +148,9 @@ def main() -> None:
     """See the head of this module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--entries", help="of these names; default: all")
-    parser.add_argument("--families", help="of these packages only: transformers, timm, diffusers, peft, by hand")
+    parser.add_argument(
+        "--families", help="of these packages only: transformers, timm, diffusers, peft, by hand; or further"
+    )
     parser.add_argument("--plans", default=",".join(PLANS))
     parser.add_argument("--every", type=int, default=1, help="only each n-th entry, for a sample")
     parser.add_argument("--out", type=Path, help="a file for the table")
@@ -157,8 +160,9 @@ def main() -> None:
     options = parser.parse_args()
     load()
     names: list[str] = options.entries.split(";") if options.entries else list(ENTRIES)
-    if options.families:
-        names = [name for name in names if ENTRIES[name].family in options.families.split(",")]
+    if options.families or not options.entries:
+        families = (options.families or "transformers,timm,diffusers,peft,by hand").split(",")
+        names = [name for name in names if ENTRIES[name].family in families]
     names = names[:: options.every]
     plans = options.plans.split(",")
     directory = options.keep or Path(tempfile.mkdtemp(prefix="hocket-zoo-"))

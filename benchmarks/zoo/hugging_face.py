@@ -223,16 +223,16 @@ def translations(samples: int, generator: torch.Generator) -> Any:
 class Seq2Seq(nn.Module):
     """A model that reads one sentence and writes another, called by position."""
 
-    def __init__(self, kind: str, **own: Any) -> None:
+    def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.inner = model("AutoModelForSeq2SeqLM", kind, **own)
+        self.inner = inner
 
     def forward(self, read: torch.Tensor, write: torch.Tensor) -> Any:
         return self.inner(input_ids=read, decoder_input_ids=write)
 
 
 for kind in ("t5", "mt5", "bart", "mbart", "pegasus", "marian", "m2m_100", "blenderbot", "longt5"):
-    add(kind, "transformers", lambda k=kind: Seq2Seq(k), translations, next_token)  # type: ignore[misc]
+    add(kind, "transformers", lambda k=kind: Seq2Seq(model("AutoModelForSeq2SeqLM", k)), translations, next_token)  # type: ignore[misc]
 
 VISION: dict[str, dict[str, Any]] = {
     "vit": {},
