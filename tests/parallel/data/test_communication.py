@@ -17,6 +17,7 @@ GRADIENT_NBYTES = LAYERS * (WIDTH * WIDTH + WIDTH) * 4
 BUCKETS = LAYERS  # of a layer each
 LOSS = ("all_reduce", 8 * 8)  # what LossTally sums: the loss, its count, and what parts say of how they add up
 MARKS = ("all_reduce", 4 * 2 * LAYERS)  # which parameters were used, by all ranks together
+ORDER = 4 * 16  # bytes of the digest that follows them where blocks are gathered one by one
 
 
 def one_step(plan: Plan) -> list[tuple[str, int]]:
@@ -72,7 +73,7 @@ def test_counts_and_bytes_of_a_step_are_those_of_the_formulas() -> None:
         assert volume(events, "reduce_scatter") == (LAYERS, GRADIENT_NBYTES)
         count, nbytes = volume(events, "all_gather")
         assert (count, nbytes) == (2 * LAYERS, 2 * GRADIENT_NBYTES)
-        assert volume(events, "all_reduce") == (1, LOSS[1])
+        assert volume(events, "all_reduce") == (2, LOSS[1] + MARKS[1] + ORDER)
 
 
 def on_the_wire(events: list[tuple[str, int]], n: int) -> float:

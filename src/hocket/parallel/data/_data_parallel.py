@@ -430,7 +430,7 @@ class DataParallel(torch.nn.Module):
             return
         counts = divisors(outputs[0], share.samples) if outputs[0].numel() == 1 else ()
         mean = any(count and count % share.samples == 0 for count in counts)
-        if mean and any(one.dim() and len(one) == share.samples for one in inputs):
+        if mean and any(one.is_leaf and one.dim() and len(one) == share.samples for one in inputs):
             warnings.warn(
                 f"torch.autograd.grad takes what a mean over this rank's {share.samples} samples changes by each of "
                 f"them: {share.total / share.samples:g} times that of one device, whose mean is over {share.total}. "
