@@ -252,8 +252,8 @@ def _refuse_other_parameters(block: torch.nn.Module, held: list[tuple[Any, str]]
 class _Used:
     """Knows which parameters some rank has used in a step, and that all ranks have reduced blocks in the same order.
 
-    A rank that has not used a parameter, as an expert to which none of its samples goes, has zeros of it reduced: FSDP2
-    would leave it out, and add gradients of other parameters that are as long to those of other ranks.
+    Where a rank has not used a parameter, as an expert to which none of its samples goes, FSDP2 leaves it out, and adds
+    gradients of other parameters that are as long to those of other ranks. That is refused.
     """
 
     def __init__(self, worlds: Sequence[World]) -> None:
@@ -271,7 +271,6 @@ class _Used:
         """Take notice of what FSDP2 holds together."""
         block, self._groups, plain = self._groups, self._groups + 1, group.post_backward
         numbers = [self._numbers.setdefault(id(one.sharded_param), len(self._numbers)) for one in group.fsdp_params]
-        group.reduce_scatter_unused_params = True
 
         def post_backward(*unused: Any) -> None:
             gathered = [
@@ -290,7 +289,7 @@ class _Used:
         """Return the identities of the sharded parameters that some rank has used; a collective operation.
 
         Raises:
-            RuntimeError: ranks have reduced gradients of blocks in different orders.
+            RuntimeError: ranks have reduced gradients of blocks in different orders, or of different parameters.
         """
         digest = hashlib.sha256(repr(self._order).encode()).digest()
         bits = [1.0 if digest[i // 8] >> i % 8 & 1 else -1.0 for i in range(_BITS)]
@@ -307,6 +306,11 @@ class _Used:
                 "back-propagation went through blocks of the model in another order, or through others, on some ranks "
                 "(layers left out at random, branches on data), so that sharded gradients were added up wrongly: say "
                 "shard = 'gradients'"
+            )
+        if any(0 < count < ranks for count in used):
+            raise RuntimeError(
+                "some ranks use parameters in this step that others do not (experts to which none of a rank's samples "
+                "goes), so that sharded gradients were added up wrongly: say shard = 'gradients'"
             )
         return {key for key, ranks_that_used in zip(self._numbers, used, strict=True) if ranks_that_used}
 
