@@ -214,6 +214,22 @@ def reaches(root: Any, marks: set[int]) -> bool:
     return False
 
 
+def leaves(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors whose `.grad` a back-propagation from this one fills."""
+    if tensor.is_leaf:
+        return [tensor] if tensor.requires_grad else []
+    found: list[torch.Tensor] = []
+    seen: set[Any] = set()
+    todo: list[Any] = [tensor.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found += [node.variable] if hasattr(node, "variable") else []
+            todo += [below for below, _ in node.next_functions]
+    return found
+
+
 def result_sizes(node: Any) -> tuple[int, ...]:
     """Return the shape of what an operator in the graph has given, the first if there are several."""
     return tuple(node.variable.shape if hasattr(node, "variable") else node._input_metadata[0].shape)
@@ -285,6 +301,12 @@ def unsaved() -> contextlib.AbstractContextManager[Any]:
     if _torch_c._autograd._top_saved_tensors_default_hooks(False) is None:
         return contextlib.nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(lambda one: one, lambda one: one)
+
+
+def in_transform() -> bool:
+    """Return whether this thread is within a function that torch.func transforms (vmap, grad)."""
+    functorch: Any = _torch_c._functorch
+    return functorch.peek_interpreter_stack() is not None
 
 
 def dispatch_mode() -> Any:

@@ -6,6 +6,7 @@ import functools
 import re
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from hocket.testing import run_ranks
 SAMPLES = 48
 TRAINERS = (Plan(shard="parameters"), Plan(pipeline_parallel_degree=2))
 REDUCTIONS = ("mean", "sum")
-LOST = re.compile("global batch|more than it counts|another of its batch")
+LOST = re.compile("global batch|more than it counts|another of its batch|in parts|after a part")
 
 
 def everything() -> dict[str, Any]:
@@ -255,16 +256,26 @@ def gradients() -> list[str]:
         warnings.simplefilter("always")
         torch.autograd.grad(model(x).mean(), x)
     found += [" ".join(str(one.message) for one in heard)]
+    other, _, loader = hocket.distribute(network(), None, DataLoader(data(), batch_size=8))
+    x, _ = next(iter(loader))
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        (change := torch.zeros_like(x)).requires_grad_()
+        other(x + change).sin().mean().backward()
+    found += [" ".join(str(one.message) for one in heard)]
+    by_sample = torch.func.grad(lambda one, a: loss_with(other.module, one, a[None], a[None, :3]))
+    found.append(error_of(lambda: torch.func.vmap(by_sample, (None, 0))(dict(other.module.named_parameters()), x)))
     with model.no_sync():
         found.append(error_of(lambda: torch.autograd.grad(model(x).mean(), list(model.parameters()))))
     return found
 
 
 def test_gradients_that_nobody_averages_are_refused(ranks: list[dict[str, Any]]) -> None:
-    for rank, (parameters, inputs, by_mean, own) in enumerate(one["gradients"] for one in ranks):
+    for rank, (parameters, inputs, *by_mean, by_sample, own) in enumerate(one["gradients"] for one in ranks):
         assert "without averaging them over ranks" in parameters
-        assert (inputs, own) == ("", "")
-        assert ("2 times that of one device, whose mean is over 8" in by_mean) == (rank == 0)
+        assert (inputs, by_sample, own) == ("", "", "")
+        for said in by_mean:
+            assert ("2 times that of one device, whose mean is over 8" in said) == (rank == 0)
 
 
 PARTS: dict[str, Callable[[Any, Tensor, Tensor], None]] = {
@@ -281,6 +292,9 @@ PARTS: dict[str, Callable[[Any, Tensor, Tensor], None]] = {
     "pairs, divided": lambda model, x, y: [
         (one_loss(model, a, b) / (len(x) / 2)).backward() for a, b in zip(x.split(2), y.split(2), strict=True)
     ],
+    "each by itself": lambda model, x, y: by_itself(model, x, y),
+    "each by itself on its rank": lambda model, x, y: by_itself(model, x, y, model.no_sync),
+    "with updates": lambda model, x, y: updated(model, x, y),
     "first": lambda model, x, y: one_loss(model, x[:1], y[:1]).backward(),
     "whole": lambda model, x, y: one_loss(model, x, y).backward(),
 }
@@ -290,16 +304,35 @@ def one_loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.mse_loss(model(x), y)
 
 
+def by_itself(model: Any, x: Tensor, y: Tensor, block: Callable[[], Any] = nullcontext) -> None:
+    """Take the gradient of each sample, as to clip it."""
+    for a, b in zip(x.split(1), y.split(1), strict=True):
+        with block():
+            model.zero_grad()
+            (one_loss(model, a, b) / len(x)).backward()
+
+
+def updated(model: Any, x: Tensor, y: Tensor) -> None:
+    """Update with each sample."""
+    for a, b in zip(x.split(1), y.split(1), strict=True):
+        (one_loss(model, a, b) / len(x)).backward()
+        model.optimizer.step()
+        model.zero_grad()
+
+
 def in_parts() -> dict[str, str]:
     """What the first batch ends in, or warns of."""
     found = {}
     for name, pass_over in PARTS.items():
-        model, _, loader = hocket.distribute(network(), None, DataLoader(data(), batch_size=8))
+        plain = network()
+        optimizer = torch.optim.SGD(plain.parameters(), 0.01)
+        model, optimizer, loader = hocket.distribute(plain, optimizer, DataLoader(data(), batch_size=8))
+        object.__setattr__(model, "optimizer", optimizer)
         x, y = next(iter(loader))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found[name] = error_of(functools.partial(pass_over, model, x, y))
-        found[name] += "".join(f"warned: {one.message}" for one in caught if "in parts" in str(one.message))
+        found[name] += "".join(f"warned: {one.message}" for one in caught if LOST.search(str(one.message)))
     return found
 
 
@@ -308,6 +341,8 @@ def test_parts_of_a_batch_whose_number_depends_on_its_size_are_told(ranks: list[
         refused = [name for name, said in found.items() if "sample by sample" in said]
         assert refused == ["single", "single, of a fixed number"]
         assert "add up to 2 times the mean" in found.pop("pairs")
+        assert "do it inside `with model.no_sync():`" in found.pop("each by itself")
+        assert "updates the model after a part of its batch" in found.pop("with updates")
         assert not any(said for name, said in found.items() if name not in refused)
 
 

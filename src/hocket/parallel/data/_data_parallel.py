@@ -100,7 +100,9 @@ class DataParallel(torch.nn.Module):
         self._part = 0.0  # of that batch which the model was called with; 0 where it is not known
         self._apart: Apart | None = None  # what the model computes for a sample from others, once that was looked at
         self._batches = 0  # that have come
+        self._open = False  # whether more may come of a loader
         self._looks = _LOOKS  # at losses that are to come
+        self._by_samples: list[torch.Tensor] | None = []  # inputs that get gradients; None once that was told
         self._means: list[tuple[torch.nn.Module, str]] = []  # buffers that are means over samples
         self._share = 1.0  # the weight by samples of the latest batch
         self._outside = OutsideModules(lambda: [one.module for one in _living])
@@ -164,6 +166,9 @@ class DataParallel(torch.nn.Module):
                 self._numbers.look()
                 self._draws = draws_apart(self.module, inputs, share.samples)
         self._share = 1.0 if share is None else share.weight
+        if self._by_samples is not None and self._batches <= _BATCHES:
+            made = (leaf for one in tensors_in(inputs) for leaf in torch_adapter.leaves(one))
+            self._by_samples = [one for one in made if not isinstance(one, torch.nn.Parameter)]
         self._check_parameters()
         # Where passes on several batches meet in one back-propagation, each has its samples' weight.
         self._latest = note if not reducer.awaits_backward or self._latest is note else None
@@ -259,7 +264,12 @@ class DataParallel(torch.nn.Module):
             if averaged == before and kwargs.get("closure", args[1:]) in (None, ()):  # a closure makes its own
                 model._marks.compare_gradients(model._world)
 
+        def look_on(*_: Any) -> None:  # what the loop keeps may be computed after the update
+            if (model := mine()) is not None and model._waits and model._open:
+                _exchanged.begin()
+
         optimizer.register_step_pre_hook(compare)
+        optimizer.register_step_post_hook(look_on)
 
     @property
     def holds_back(self) -> bool:
@@ -318,11 +328,10 @@ class DataParallel(torch.nn.Module):
         if self._reducer is None or note.share is None:
             return
         self._outside.watch()
+        self._open = True
         self._batches += 1
-        _exchanged.end()
+        _exchanged.next(note, note.share.samples)
         if self._waits:
-            if _exchanged.communicates:
-                _exchanged.forget()
             _exchanged.follow((t for one in note.tensors if (t := one()) is not None), note.share.samples)
             _exchanged.begin()
         if self._draws is not None:
@@ -332,6 +341,7 @@ class DataParallel(torch.nn.Module):
 
     def batches_ended(self) -> None:
         """Look no more at what is computed: these are no batches of a loader."""
+        self._open = False
         _exchanged.end()
 
     def backward_begins(self, roots: list[torch.Tensor]) -> None:
@@ -369,13 +379,17 @@ class DataParallel(torch.nn.Module):
             if not any(one._waits for one in _living):
                 _exchanged.forget()
         self._outside.compare(roots[0], self._world)
+        if self._by_samples:
+            leaves, self._by_samples = self._by_samples, []
+            self._tell_by_samples("the .grad that backward() gives an input", roots[0], leaves)
         if note.stated:
             self._losses.check_alike(note.weight)
             self._marks.compare(self._world)
             self._weigh_uncounted(note, reducer, roots[0])
             return
         before = note.counted
-        note.counted = self._losses.of(roots[0], self._made, note, self._part, note.share.samples)
+        anew = reducer.synchronises and all(one.grad is None for one in self._replicated)
+        note.counted = self._losses.of(roots[0], self._made, note, self._part, note.share.samples, anew)
         weight = note.weight
         self._losses.check_alike(weight)
         if again:
@@ -416,7 +430,7 @@ class DataParallel(torch.nn.Module):
 
         Tell of one that gives those of samples by a mean over a rank's samples.
         """
-        if self._reducer is None or not self._reducer.synchronises:
+        if self._reducer is None or not self._reducer.synchronises or torch_adapter.in_transform():
             return
         mine = {id(parameter) for parameter in self._replicated}
         if any(id(one) in mine for one in inputs):
@@ -425,17 +439,24 @@ class DataParallel(torch.nn.Module):
                 "loss.backward() and read parameter.grad; or, if gradients by this rank's own samples are meant (one "
                 "task of meta-learning, say), do it inside `with model.no_sync():`"
             )
+        if len(outputs) == 1:
+            self._tell_by_samples("torch.autograd.grad", outputs[0], inputs)
+
+    def _tell_by_samples(self, what: str, output: torch.Tensor, leaves: Sequence[torch.Tensor]) -> None:
+        """Warn of a mean's gradient by samples, on one rank."""
         share = None if self._latest is None else self._latest.share
-        if share is None or self._world.rank or not 0 < share.samples < share.total or len(outputs) != 1:
+        if share is None or self._world.rank or not 0 < share.samples < share.total or output.numel() != 1:
             return
-        counts = divisors(outputs[0], share.samples) if outputs[0].numel() == 1 else ()
-        mean = any(count and count % share.samples == 0 for count in counts)
-        if mean and any(one.is_leaf and one.dim() and len(one) == share.samples for one in inputs):
+        if not any(one.is_leaf and one.dim() and len(one) == share.samples for one in leaves):
+            return
+        if any(count and count % share.samples == 0 for count in divisors(output, share.samples)):
+            self._by_samples = None
             warnings.warn(
-                f"torch.autograd.grad takes what a mean over this rank's {share.samples} samples changes by each of "
-                f"them: {share.total / share.samples:g} times that of one device, whose mean is over {share.total}. "
-                "Take it of a sum, which is the same on any number of ranks, or of outputs with grad_outputs of ones",
-                stacklevel=4,
+                f"{what} is what a mean over this rank's {share.samples} samples changes by each of them: "
+                f"{share.total / share.samples:g} times that of one device, whose mean is over {share.total} (the sign "
+                "is the same). Take torch.autograd.grad of a sum, which is the same on any number of ranks, or of "
+                "outputs with grad_outputs of ones",
+                stacklevel=5,
             )
 
     def _weigh(self, reducer: GradientReducer, note: _batch.Note | None) -> float:

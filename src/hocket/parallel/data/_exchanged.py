@@ -21,6 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hocket.comm import torch_adapter
 
 from ..batches import divisors, mapped, tensors_in, terms
+from ._kept import KeptTensors
 
 _MOST_BYTES = 2**28
 """What other choices of samples may take: nothing is known of a loss whose operands are larger."""
@@ -36,13 +37,16 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs what is computed from a batch and the model's outputs also with halves of the samples exchanged.
 
     Attributes:
-        communicates: Whether ranks have talked to each other; no more is looked at then, until the next batch.
+        communicates: Whether ranks have talked to each other; nothing is said of a loss then, until the next batch.
         mixes: Whether samples were put in another order, as mixup does to combine each with another.
+        kept: What the program keeps from batch to batch.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._on = ExitStack()
+        self._batch, self._samples = object(), 0
+        self.kept = KeptTensors()
         self.forget()
 
     def forget(self) -> None:
@@ -51,6 +55,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._others: Any = WeakTensorKeyDictionary()  # versions and three others of what depends on samples
         self._numbers: Any = WeakTensorKeyDictionary()  # numbers that are computed of one other number, and how
         self._bytes, self._lowest = 0, torch.float64
+        self._own: dict[int, torch.Tensor] = {}  # what had rows of samples when ranks began to talk, by its identity
 
     def begin(self) -> None:
         """Begin to look, unless another such mode is on, which may end before this one."""
@@ -65,8 +70,27 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._on.close()
 
     def _hear(self) -> None:
-        self.forget()
+        if not self.communicates:  # what follows may have other ranks' samples, and so may what is changed then
+            self._own = {
+                key: one.detach().clone() for key, one in _named(self._others) if _has_rows(one, self._samples)
+            }
         self.communicates = True
+        self.kept.forget()
+
+    def next(self, batch: object, samples: int) -> None:
+        """Pause for a new batch, and take what is left of those before for what the program keeps."""
+        if batch is self._batch:
+            return  # another model has told of it
+        self.end()
+        self._batch, self._samples = batch, samples
+        computed = ((one, three) for one, (versions, *three) in self._others.items() if len(versions) == 2)
+        self.kept.keep(computed, samples)
+        if self.communicates:
+            others, own = self._others, self._own
+            self.forget()
+            for key, one in _named(others):
+                if key in own and not one.requires_grad and torch.equal(one, own[key]) and self._affords(one):
+                    self._others[one] = others[one]
 
     def follow(self, tensors: Iterable[torch.Tensor], samples: int) -> None:
         """Take notice of tensors that have a row for each sample."""
@@ -91,9 +115,12 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and run it with other samples besides."""
         given = (args, kwargs or {})
-        followed = [one for one in tensors_in(given) if self._of(one) is not None]
+        tensors = tensors_in(given)
+        followed = [one for one in tensors if self._of(one) is not None]
         if not followed or torch_adapter.in_backward():
-            return func(*args, **given[1])
+            result = func(*args, **given[1])
+            self.kept.read(func, given, tensors, tensors_in(result))
+            return result
         aten = func.namespace == "aten"
         ours = aten and torch.Tag.nondeterministic_seeded not in func.tags
         others = [self._run(func, given, place) for place in (1, 2, 3)] if ours else []
@@ -102,11 +129,13 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for one in () if aten else followed:
             self._others.pop(one, None)
         found = tensors_in(result)
+        self.kept.read(func, given, tensors, found)
+        self.kept.wrote(func, given)
         if not others or any(len(one) != len(found) for one in others):
             return result
         for one, *three in zip(found, *others, strict=True):
             if self._affords(one):
-                now = _version(one)  # torch counts a change in place when this has returned
+                now = _version(one)  # torch counts a change in place when this has returned: two versions
                 self._others[one] = [(now, now + func._schema.is_mutable), *three]
                 if len(followed) == 1 and one.dim() == followed[0].dim() == 0 and one is not followed[0]:
                     self._numbers[one] = followed[0], func, given
@@ -119,7 +148,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _affords(self, one: torch.Tensor) -> bool:
         nbytes = 3 * one.numel() * one.element_size()
-        if self.communicates or self._bytes + nbytes > _MOST_BYTES:
+        if self._bytes + nbytes > _MOST_BYTES:
             return False
         self._bytes += nbytes
         if one.is_floating_point() and one.dtype.itemsize < self._lowest.itemsize:
@@ -148,7 +177,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         losses are weighted where their graph does not tell; `times` whether it is the loss times what it divides by.
         """
         known = self._of(loss)
-        if samples < 2 or known is None or any(one.numel() != 1 for one in known[1:]):
+        if self.communicates or samples < 2 or known is None or any(one.numel() != 1 for one in known[1:]):
             return 0.0
         four = [loss, *known[1:]]
         counts = [divisors(one, samples) if times else () for one in four]
@@ -162,6 +191,8 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def guards(self, loss: torch.Tensor, samples: int, ranks: int) -> tuple[bool, bool]:
         """Return whether a loss divides by more than it counts (`count + 1`), and whether it may where less counts."""
         now = later = False
+        if self.communicates:
+            return now, later
         for by in (one.divisor for one in terms(loss, samples) if one.divisor is not None):
             for one in [one for one in self._numbers if one.data_ptr() == by.data_ptr()]:
                 count = one
@@ -184,6 +215,10 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
             args, kwargs = mapped(given, functools.partial(_put, source, count))
             count = func(*args, **kwargs)
         return float(count.detach())
+
+
+def _named(tensors: Iterable[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
+    return [(id(one), one) for one in tensors]
 
 
 def _has_rows(one: torch.Tensor, samples: int) -> bool:

@@ -23,6 +23,7 @@ from ._coupling import (
     sums_of_samples,
 )
 from ._exchanged import ExchangedSamples
+from ._kept import unlike
 from ._replica_marks import ReplicaMarks
 
 _TERMS = 8
@@ -31,6 +32,8 @@ _TERMS = 8
 _LOOKED_AT = 4
 """Batches in whose losses constant factors are looked at."""
 
+_APART = 2.0**20  # says so in a sum over ranks; 1 says that the losses of single samples add up wrongly
+
 
 class BatchParts:
     """Follows a loop that goes through its batch in parts, each with a back-propagation."""
@@ -38,7 +41,28 @@ class BatchParts:
     def __init__(self) -> None:
         self._note: Any = None
         self._seen = self._scaled = 0.0
-        self._told = False
+        self._told = self._told_updates = False
+        self._updates = 0
+
+    def apart(self, note: Any, part: float, updates: int, *, anew: bool) -> bool:
+        """Return whether the gradient of a part of a batch is taken by itself; tell where a part makes an update.
+
+        `updates` is how often the optimizer has updated, and `anew` whether there is no gradient before this one.
+        """
+        before, self._updates = self._updates, updates
+        if self._note is not note or not 0 < part < 0.999 or not anew:
+            return False
+        if updates == before:
+            return True
+        if not self._told_updates:
+            self._told_updates = True
+            warnings.warn(
+                "the loop updates the model after a part of its batch: the first parts of all ranks are other samples "
+                "than one device's first part, so that losses differ from its own: make the loader's batch as large as "
+                "one update takes",
+                stacklevel=5,
+            )
+        return False
 
     def add(self, note: Any, part: float, scale: float, samples: int) -> bool:
         """Take a part of a batch into account.
@@ -85,11 +109,19 @@ class LossWeights:
         """Whether it matters what part of a batch the model is called with."""
         return self._looked_at < _LOOKED_AT
 
-    def of(self, loss: torch.Tensor, made: set[int], note: _batch.Note, part: float, samples: int) -> float | None:
+    def of(
+        self,
+        loss: torch.Tensor,
+        made: set[int],
+        note: _batch.Note,
+        part: float,
+        samples: int,
+        anew: bool,
+    ) -> float | None:
         """Return the weight of this rank's loss; None where its graph does not tell.
 
         `loss` is a scalar, or the root of a back-propagation that is none; `part` says with how much of the batch the
-        model was called, 0 where it is not known.
+        model was called, 0 where it is not known; `anew` whether there is no gradient before this one.
 
         Raises:
             RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
@@ -98,7 +130,8 @@ class LossWeights:
         self._one_by_one |= single and is_one_by_one(loss, samples)
         terms = divisors(loss, samples) if single and not self._one_by_one else ()
         scales = scale_of_means(loss, made, samples) if self.looks_at_parts and single else ()
-        wrong = self._parts.add(note, part, scales[0] if scales else 0.0, samples)
+        wrong = _APART * self._parts.apart(note, part, self._marks.updates, anew=anew)
+        wrong += self._parts.add(note, part, scales[0] if scales else 0.0, samples)
         self._looked_at += not 0 < part < 1
         return self._weight_by(terms, samples, scales, wrong, 1.0 in terms and guarded(loss, samples))
 
@@ -192,8 +225,8 @@ class LossWeights:
         `stated` says whether the program has told by what the loss is weighted.
 
         Raises:
-            RuntimeError: a statistic of the batch is in it, or a count to which something is added; on every rank
-                alike.
+            RuntimeError: a statistic of the batch is in it, or a count to which something is added, or what the loop
+                keeps; on every rank alike.
         """
         mine, samples, constants = (0.0, False, False, False), share.samples, set[float]()
         if loss.numel() == 1:
@@ -202,9 +235,16 @@ class LossWeights:
             mine = off, exchanged.mixes, now, later
             constants = constant_divisors(loss, samples, share.total)
         exchanged.mixes = False
-        everyone = self._world.from_all((mine, constants))
-        off, mixes, now, later = (max(some) for some in zip(*(one for one, _ in everyone), strict=True))
-        constants = set.intersection(*(one for _, one in everyone))
+        everyone = self._world.from_all((mine, constants, exchanged.kept.of(loss)))
+        off, mixes, now, later = (max(some) for some in zip(*(one for one, *_ in everyone), strict=True))
+        constants = set.intersection(*(one for _, one, _ in everyone))
+        if differs := unlike([kept for *_, kept in everyone]):
+            raise RuntimeError(
+                "the loss depends on what the loop keeps from batch to batch and computes from samples (a center, a "
+                f"queue, a bank, a running mean), which is not the same on all ranks ({differs}): each has it from its "
+                "own samples. Give it hocket.average of a statistic, or all ranks' samples (torch.distributed."
+                "all_gather), or take hocket.Trainer with a plan that does not cut batches"
+            )
         before, self._constants = self._constants, constants
         if now:
             raise RuntimeError(
@@ -267,14 +307,14 @@ class LossWeights:
         terms: Sequence[float],
         samples: int,
         scales: Sequence[float] = (),
-        wrong: bool = False,
+        wrong: float = 0.0,
         guard: bool | None = False,
     ) -> float | None:
         """Return the weight of this rank's loss whose terms divide by these numbers; None where they do not tell.
 
         Means are multiplied by `scales`; `wrong` says whether this rank goes through its batch in parts that add up to
-        another multiple than one device's, and `guard` whether 1 stands for nothing, unless the loss divides by
-        samples; None if that is not known.
+        another multiple than one device's, or takes the gradient of each by itself, and `guard` whether 1 stands for
+        nothing, unless the loss divides by samples; None if that is not known.
 
         Raises:
             RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
@@ -287,10 +327,9 @@ class LossWeights:
         # Whether these are not one for each sample, or their mean.
         single = float(votes > 0 and len(terms) % samples > 0 and (len(terms) > 1 or terms[0] % samples > 0))
         known = [size, size * size, float(not samples or len(terms) > 0), votes, single]
-        said = torch.tensor([scale, scale * scale, float(scale != 0), float(wrong)], dtype=torch.float64)
         mine = torch.cat([counts, counts.square(), counts * counts[0], torch.tensor(known, dtype=torch.float64)])
         guards = [float(guard is True), float(guard is None), float(any(terms) and samples not in terms)]
-        said = torch.tensor([*guards, scale, scale * scale, float(scale != 0), float(wrong)], dtype=torch.float64)
+        said = torch.tensor([*guards, scale, scale * scale, float(scale != 0), wrong], dtype=torch.float64)
         apart = mine * bool(guard)  # counts that may be none
         sums = torch.cat([mine - apart, apart, said, self._marks.numbers()]).to(self._world.device)
         with comm.label("loss weights"):
@@ -335,6 +374,12 @@ class LossWeights:
     def _check_scales(self, sums: list[float], scales: Sequence[float]) -> None:
         """Refuse single samples that are not divided by their number; tell of factors that differ from rank to rank."""
         total, squares, ranks, wrong = sums
+        if wrong >= _APART:
+            raise RuntimeError(
+                "the loop takes the gradient of a part of its batch by itself (to clip that of each sample, say: it is "
+                "zero again before the next part), and backward() has averaged it with those of other ranks' samples: "
+                "do it inside `with model.no_sync():`, and give hocket.average of the batch's gradient to the optimizer"
+            )
         if wrong:
             raise RuntimeError(
                 "the loop goes through its batch sample by sample, and the losses of these add up to a multiple of the "

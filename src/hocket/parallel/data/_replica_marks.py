@@ -46,6 +46,11 @@ class ReplicaMarks:
             optimizer.register_step_post_hook(updated)
         self._optimizers.append((weakref.ref(optimizer), updates))
 
+    @property
+    def updates(self) -> int:
+        """How often the optimizers have updated."""
+        return sum(updates for _, (updates,) in self._optimizers)
+
     def compare(self, world: World) -> None:
         """Compare in a sum of their own, in the calls that are powers of two and in every 32nd; a collective operation.
 
