@@ -45,9 +45,29 @@ def undisturbed(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
                     _put_back(value, copy)
 
 
+@contextlib.contextmanager
+def unaltered(values: Sequence[Any]) -> Iterator[None]:
+    """Open a block after which tensors, lists, dicts, sets and generators of random numbers have their old contents.
+
+    Other values are left alone, and what lies deeper is not seen.
+    """
+    contents = [(one, _copy(one)) for one in values if _has_contents(one)]
+    try:
+        yield
+    finally:
+        for one, copy in contents:
+            # What back-propagation needs may not be written to, be it the same.
+            if not isinstance(one, torch.Tensor) or one.shape != copy.shape or not torch.equal(one, copy):
+                _put_back(one, copy)
+
+
+def _has_contents(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or is_generator(value) or type(value) in _CONTAINERS
+
+
 def _changeable(module: torch.nn.Module) -> list[Any]:
     values = [*module._buffers.values(), *(v for name, v in vars(module).items() if name not in _OWN)]
-    return [v for v in values if isinstance(v, torch.Tensor) or is_generator(v) or type(v) in _CONTAINERS]
+    return [v for v in values if _has_contents(v)]
 
 
 def _copy(value: Any) -> Any:

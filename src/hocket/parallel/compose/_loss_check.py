@@ -1,8 +1,6 @@
 """Compares the loss of some samples with that of their parts, before the first step is made."""
 
-import functools
 import math
-import types
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,6 +14,7 @@ from ..batches import BatchPart, LossForm, MeasuredLoss, cut_fields, mapped, ten
 from ..data import ForwardState, StateProbe, SynchronisedBatchNorm, as_evaluated, as_trained, draws_of, tell
 from ..mesh import World
 from ._composition import Composition
+from ._loss_function import as_before, modules_in
 from ._loss_judge import LossJudge, LossVerdict, no_part, said
 from ._precision import exactly
 
@@ -66,10 +65,14 @@ class LossCheck:
         composition = self._composition
         if not self._cuts and composition.mesh["pipeline"].size > 1 and not _alike(part):
             return True  # nodes and edges, say: a cut may be no batch, and where one stage fails the others wait
-        mesh = composition.mesh
-        few = few_samples(part, mesh["data"])
+        few = few_samples(part, composition.mesh["data"])
         if few is None:
             return False
+        with as_before(composition.passes.loss_fn):
+            return self._run(few, batch)
+
+    def _run(self, few: BatchPart, batch: BatchPart | None) -> bool:
+        composition, mesh = self._composition, self._composition.mesh
         modules = [composition.model, *(module for module, _ in composition.modules), *self._outside]
         if self._cuts:
             self._refuse_tables(modules)
@@ -300,26 +303,6 @@ def _joined(column: Sequence[torch.Tensor], counts: Sequence[int]) -> torch.Tens
     if all(one.dim() and len(one) == count for one, count in zip(column, counts, strict=True)):
         return torch.cat(list(column))
     return column[0]
-
-
-def modules_in(function: Any, depth: int = 3) -> list[torch.nn.Module]:
-    """Return the modules that a loss function is, or that it can be seen to use: its own names, closure and object."""
-    if isinstance(function, torch.nn.Module):
-        return [function]
-    used: list[Any] = []
-    if isinstance(function, functools.partial):
-        used = [function.func, *function.args, *function.keywords.values()]
-    elif isinstance(function, types.MethodType):
-        used = [function.__self__, function.__func__]
-    elif isinstance(function, types.FunctionType) and not str(function.__module__).startswith(("torch.", "hocket.")):
-        cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
-        used = [*cells, *(function.__globals__.get(name) for name in function.__code__.co_names)]
-    elif hasattr(function, "__wrapped__"):
-        used = [function.__wrapped__]
-    elif hasattr(function, "__dict__") and not isinstance(function, type | types.ModuleType):
-        used = [one for one in vars(function).values() if isinstance(one, torch.nn.Module)]
-    found = {id(one): one for use in used if depth for one in modules_in(use, depth - 1)}
-    return list(found.values())
 
 
 def _keeps_state(module: torch.nn.Module) -> bool:

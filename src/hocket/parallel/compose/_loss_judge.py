@@ -19,9 +19,11 @@ from ..batches import (
     cut_fields,
     possible_counts,
     tensors_in,
+    undisturbed,
 )
 from ..data import ExchangedSamples, samples_paired
 from ._composition import Composition
+from ._loss_function import as_before, modules_in
 
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 2e-5}
 """Relative, by the lowest precision in use: some 100 roundings; in float64 a constant may be in float32.
@@ -63,6 +65,7 @@ class LossJudge:
         self._paired = False  # whether samples meet as its graph tells
         self._off = {"graph": 0.0, "samples": 0.0}  # what samples exchanged have shown of losses of these forms
         self._guards = False, False  # what other counts have
+        self._again: list[float] = []  # the loss of the same, twice
 
     def measured(self, begin: int, end: int) -> list[MeasuredLoss]:
         """Return the loss of some of the samples; [] where this rank does not know it."""
@@ -74,13 +77,19 @@ class LossJudge:
 
     def _loss(self, output: Any, target: Any) -> Any:
         """Return the loss, and note how large the terms are that the outputs add up to in it, to first order."""
-        exchanged = ExchangedSamples()
+        exchanged, function = ExchangedSamples(), self._passes.loss_fn
         exchanged.follow(tensors_in([output, target]), self._few.samples)
-        exchanged.begin()
-        try:
-            value = self._passes.loss_fn(output, target)
-        finally:
-            exchanged.end()
+        if not self._again:
+            with as_before(function):
+                for _ in range(2):
+                    with undisturbed(modules_in(function)):
+                        self._again.append(_number(function(output, target)))
+        with as_before(function):
+            exchanged.begin()
+            try:
+                value = function(output, target)
+            finally:
+                exchanged.end()
         loss = value[0] if isinstance(value, tuple | list) else value
         rows = [one for one in tensors_in(output) if one.requires_grad]
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss is output or not rows:
@@ -122,7 +131,13 @@ class LossJudge:
         if found is None:
             return None
         problem, (now, later) = found.problem, self._guards
-        if found.kind and (now or (later and problem)):
+        if self._again and not self.close(*self._again):
+            problem = (
+                f"called twice with the same it gives {self._again[0]:.6g} and {self._again[1]:.6g}: it keeps "
+                "something from call to call (a center, a queue, a running mean), of parts of a batch or ranks. Keep "
+                "it in a buffer of a module that loss_fn is or calls, or draw random numbers from torch's generator."
+            )
+        elif found.kind and (now or (later and problem)):
             problem = "the loss divides by more than it counts (`sum / (count + 1)`, `sum / count.clamp(min=10)`)."
         elif not problem and self._paired:
             problem = "it bends a mean over samples (its absolute value, a clamp, the larger of two), or pairs samples."
@@ -232,6 +247,12 @@ class LossJudge:
             f"the loss of {self._few.samples} samples is {ours:.6g}, and that of the first {cut} and the others "
             f"combined {theirs:.6g}, {off:.2g} off: it is not {what}."
         )
+
+
+def _number(value: Any) -> float:
+    total, count = value if isinstance(value, tuple | list) else (value, 1.0)
+    single = isinstance(total, torch.Tensor) and total.numel() == 1
+    return float(total.detach()) / (float(count) or 1.0) if single else 0.0
 
 
 def _like(one: MeasuredLoss, other: MeasuredLoss) -> bool:
