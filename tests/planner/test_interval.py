@@ -128,12 +128,16 @@ def test_degrees_that_straddle_hosts_are_priced_by_the_network_and_not_searched(
 
 
 def test_zero_3_of_175b_is_what_was_published_on_384_and_falls_beyond() -> None:
-    """SC'21, table 2: 144 TFLOP/s on 384 A100 with batches of 4 a device; 88 and 44 on 768 and 1,536."""
+    """SC'21, table 2: 144 TFLOP/s on 384 A100 with batches of 4 a device; 88 and 44 on 768 and 1,536.
+
+    Of DeepSpeed's gathers of early 2021, which reached 8.1% of the links; FSDP's reach more (`test_published.py`).
+    """
     where, workload = cluster.load("selene-like"), transformer(12288, 96, 96, name="175b", gradient_nbytes=2)
+    constants = Constants.of({**where.reached, "fetch_share": 0.081})
     found = {}
     for workers, published in ((384, 144), (768, 88), (1536, 44)):
         plan = Plan(shard="parameters", recompute=True)
-        one = predict(plan, workload, where, workers=workers, batch=1536)
+        one = predict(plan, workload, where, workers=workers, batch=1536, constants=constants)
         found[workers] = one.flops_per_worker * 4 / 3 / 1e12 / published  # what is computed again is counted there
     assert found[384] == pytest.approx(1, abs=0.05)
     assert all(0.8 < one < 1.25 for one in found.values()), found
