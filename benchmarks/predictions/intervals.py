@@ -5,6 +5,7 @@ python benchmarks/predictions/intervals.py
 
 import math
 
+import blind
 import edsr
 import h100
 import language_models
@@ -44,6 +45,10 @@ def cases() -> dict[str, list[Case]]:
     for one in trainings.TRAININGS:
         if not one.name.startswith("Llama 3"):  # it is above
             add("known trainings", *trainings.case(one))
+    for one in (*blind.BLIND, *blind.KNOWN):
+        if one.tokens:
+            program = "Megatron-Core" if one.plan.shard == "optimizer" else "FSDP"
+            add(f"{program}, {one.on.partition('-')[0].upper().replace('SELENE', 'A100')}", *trainings.case(one))
     for step in h100.STEPS:
         if step.model not in h100.DERIVED:
             one = h100.predicted(step.model, step.mode)

@@ -49,10 +49,13 @@ def test_what_is_counted_on_processors_is_less_sure_and_says_so() -> None:
         one = predict(Plan(), workload, where, workers=1, batch=8)
         rows = {row[0] for row in assumptions(one, where, precision="float32", workload=workload)}
         said[name] = one.interval_s[1] / one.step_s, "caches" in rows
-    assert said["laptop"][0] > 2.0
+    assert said["laptop"][0] > 1 / 0.29  # of small models in caches, whose steps have taken 0.29 of what is said
     assert said["laptop"][1]
     assert said["star:hosts=1,server=dgx-a100"][0] < 1.5
     assert not said["star:hosts=1,server=dgx-a100"][1]
+    large = capture(torch.nn.Linear(2048, 2048, device="meta"), torch.empty(8, 2048, device="meta"), device="meta")
+    one = predict(Plan(), large, Network.of(cluster.load("laptop")), workers=1, batch=8)
+    assert 2.0 < one.interval_s[1] / one.step_s < 2.5  # which no cache holds
 
 
 def test_a_cluster_says_what_is_reached_and_what_it_does_not_say_is_usual() -> None:
@@ -128,12 +131,16 @@ def test_degrees_that_straddle_hosts_are_priced_by_the_network_and_not_searched(
 
 
 def test_zero_3_of_175b_is_what_was_published_on_384_and_falls_beyond() -> None:
-    """SC'21, table 2: 144 TFLOP/s on 384 A100 with batches of 4 a device; 88 and 44 on 768 and 1,536."""
+    """SC'21, table 2: 144 TFLOP/s on 384 A100 with batches of 4 a device; 88 and 44 on 768 and 1,536.
+
+    Of DeepSpeed's gathers of early 2021, which reached 8.1% of the links; FSDP's reach more (`test_published.py`).
+    """
     where, workload = cluster.load("selene-like"), transformer(12288, 96, 96, name="175b", gradient_nbytes=2)
+    constants = Constants.of({**where.reached, "fetch_share": 0.081})
     found = {}
     for workers, published in ((384, 144), (768, 88), (1536, 44)):
         plan = Plan(shard="parameters", recompute=True)
-        one = predict(plan, workload, where, workers=workers, batch=1536)
+        one = predict(plan, workload, where, workers=workers, batch=1536, constants=constants)
         found[workers] = one.flops_per_worker * 4 / 3 / 1e12 / published  # what is computed again is counted there
     assert found[384] == pytest.approx(1, abs=0.05)
     assert all(0.8 < one < 1.25 for one in found.values()), found

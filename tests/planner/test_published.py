@@ -98,3 +98,14 @@ def test_torchtitan_s_llama_8b_on_h100_is_told_apart_uncompiled_compiled_and_in_
     deep = [ratio for run, ratio, _ in ratios if run.shape in ("70b", "405b")]
     assert deep == [pytest.approx(1, abs=0.12)] * 5
     assert 0.55 < llama.fused_share() < 0.7
+
+
+def test_sharded_parameters_on_a100_take_what_mpt_s_trainings_took(script: object) -> None:
+    assert callable(script)
+    blind = script("blind")
+    rows = [one for one in (*blind.BLIND, *blind.KNOWN) if one.tokens and one.on == "selene-like"]
+    found = {(one.name, one.workers): one for one in rows}
+    for name, workers, most in (("MPT-13B, 2048 tokens", 8, 0.07), ("MPT-70B, 2048 tokens", 32, 0.02)):
+        one = found[name, workers]
+        said = blind.predicted(one)
+        assert said.throughput * one.sequence / workers == pytest.approx(one.tokens, rel=most), name

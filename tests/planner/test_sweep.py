@@ -234,6 +234,6 @@ def test_nccl_tests_output_becomes_a_cluster_that_predicts_with_it(
     assert found["fitted"]["inside_share"] == pytest.approx(0.78, abs=0.05)
     mine = cluster.load(str(tmp_path / "mine.toml"))
     assert Constants.of(mine.reached).inside_share == found["fitted"]["inside_share"]
-    assert Constants.of(mine.reached).fetch_share == 0.081  # what the sweep says nothing of stays
+    assert Constants.of(mine.reached).interference == 0.15  # what the sweep says nothing of stays
     with pytest.raises(PlanError, match="2 sizes were read"):
         read_sweep("1,2\n3,4\n")

@@ -53,8 +53,7 @@ class Constants:
         network_share: Of the links between hosts, what a collective reaches.
         gather_share: Of what an all-reduce reaches of the links, what reduce-scatters and all-gathers of sharded values
             do, whose layouts are copied on the way.
-        fetch_share: Of that, what the gathers and reduce-scatters of sharded parameters do, block by block. Less
-            than usual is one ring's through some of a host's ports, and groups beside each other have one each.
+        fetch_share: Of that, what the gathers and reduce-scatters of sharded parameters do, block by block.
         prefetch: Whether a block's parameters are fetched, and its gradients reduced, while another is computed.
         message_share: Of the links, what messages between the stages of a pipeline reach.
         collective_s: What starting a collective costs, besides the latencies of its steps.

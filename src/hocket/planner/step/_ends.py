@@ -10,7 +10,7 @@ import numpy as np
 from hocket.simulate import Stream
 
 from ..axes import copy_group, replicas, shard_group
-from ..network import NOTHING, USUAL, Constants, Cost
+from ..network import NOTHING, Constants, Cost
 from ..plan import BucketSizes, Plan
 from ._pipeline import Followed
 from ._profile import LayerTimes, Profile
@@ -110,17 +110,9 @@ def talking(nbytes: Sequence[float], rank: int) -> tuple[int, tuple[float, ...]]
     return rank, tuple(round(min(1.0, one / nbytes[rank]), 2) if nbytes[rank] else 0.0 for one in nbytes)
 
 
-def fetched(plan: Plan, profile: Profile) -> Constants:
-    """Return what gathers and reduce-scatters of sharded parameters reach.
-
-    A share far below the usual one is that of a single ring through some of a host's ports; groups beside each other
-    have a ring each.
-    """
-    constants = profile.constants
-    _, hosts, beside = profile.network.members(*shard_group(plan))
-    share = constants.fetch_share
-    share = max(share, min(USUAL.fetch_share, share * beside)) if hosts > 1 else share
-    return dataclasses.replace(constants, gather_share=constants.gather_share * share)
+def fetched(constants: Constants) -> Constants:
+    """Return what gathers and reduce-scatters of sharded parameters reach."""
+    return dataclasses.replace(constants, gather_share=constants.gather_share * constants.fetch_share)
 
 
 def block_times(
@@ -132,7 +124,7 @@ def block_times(
 ) -> tuple[np.ndarray, ...]:
     """Return seconds of every block: to gather its parameters, to reduce its gradients, and of both passes."""
     (size, stride), copies = shard_group(plan), copy_group(plan)[0]
-    held, constants = profile.held(plan), fetched(plan, profile)
+    held, constants = profile.held(plan), fetched(profile.constants)
     if beside is not None:  # a stage has as many of these groups after one another as there are copies
         beside = beside[0] * copies, tuple(one for one in beside[1] for _ in range(copies))
     parameters, gradients, forward, backward = (

@@ -214,7 +214,7 @@ class _GraphOfStep:
         """Add a collective of every group of a stage's ranks that hold the same parameters."""
         constants = self.profile.constants
         if self.plan.shard == "parameters" and kind != "all_reduce":
-            constants = fetched(self.plan, self.profile)
+            constants = fetched(constants)
         found = []
         if nbytes:
             size, stride = replicas(self.plan)

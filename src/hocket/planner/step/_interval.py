@@ -27,8 +27,9 @@ _KNOWN = {"assumed": 1.0, "fitted": 0.4, "measured": 0.3}  # what is left of tha
 # inside of what 0.2 says, and 37 do of this (docs/predictions.md).
 _COUNTED = 1.35
 # The same on processors, where what a cache holds passes several times as fast as what is in memory, and a library may
-# run a layer as one kernel: seven small models took from 0.3 to 1.5 times what is counted.
-_COUNTED_ON_PROCESSORS = 3.0
+# run a layer as one kernel: of models that a cache may hold, small ones took from 0.29 to 1.5 times what is counted.
+_COUNTED_ON_PROCESSORS, _COUNTED_IN_CACHES = 3.0, 5.0
+_CACHE_NBYTES = 32 * 2**20  # of a processor's last level, assumed
 _UNMODELLED = {"assumed": 0.05, "fitted": 0.03, "measured": 0.04}  # of a step, where no runs tell it
 NOISE = 0.07
 """Standard deviation of a measured step, as a part of it."""
@@ -53,6 +54,7 @@ def spread(
     alike: float = 0.0,
     counted: bool = False,
     on_processors: bool = False,
+    nbytes: float = math.inf,
 ) -> float:
     """Return the factor between a prediction and either end of its interval.
 
@@ -67,10 +69,12 @@ def spread(
         counted: Whether layers' times are counted from a captured model's operators, of which a fit on others says
             nothing.
         on_processors: Whether devices are processors.
+        nbytes: Of a worker's state and activations, which a processor's cache may hold.
         alike: How like the plan is, from 0 to 1, to the run that is most like it.
     """
     known, step_s = _KNOWN[constants.basis], sum(parts.values())
-    guessed = _COUNTED_ON_PROCESSORS if on_processors else _COUNTED
+    guessed = _COUNTED_ON_PROCESSORS if nbytes > _CACHE_NBYTES else _COUNTED_IN_CACHES
+    guessed = guessed if on_processors else _COUNTED
     errors = []
     for each, names in _TOGETHER:
         less = known

@@ -187,7 +187,8 @@ class Prediction:
         times = spread(
             dict(self.parts.rows()), self.constants, workers=self.workers, hidden_s=hidden_s, measured=self.measured,
             spared_s=self.spared_s, recurrent_s=self.recurrent_s, counted=self.counted,
-            on_processors=self.on_processors, alike=alike(self.plan, self.constants, self.workers),
+            on_processors=self.on_processors, nbytes=self.memory.state + self.memory.activations,
+            alike=alike(self.plan, self.constants, self.workers),
         )  # fmt: skip
         return self.step_s / times, self.step_s * times
 
