@@ -1,5 +1,7 @@
 import importlib.util
 import json
+import statistics
+import sys
 
 import pytest
 import torch
@@ -89,6 +91,21 @@ def test_open_mpi_takes_part_in_the_same_run(tmp_path):
     result = _run("allreduce", "--sizes", "4KiB", "--against", "gloo,mpi", "--rounds", "1", "--out", str(out))
     assert result.exit_code == 0, result.output
     assert {r["system"] for r in json.loads(out.read_text())["rows"]} == {"hocket", "gloo", "mpi"}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed (extra: bench)")
+def test_an_mpi_that_cannot_be_loaded_is_one_error(monkeypatch):
+    """Ranks ended in tracebacks of mpi4py's."""
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
+    with pytest.raises(BenchError, match=r"cannot load an MPI \(.*MPI.*pip install"):
+        parse_peers("gloo,mpi")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 11, 40])
+def test_the_ninetieth_percentile_is_not_below_the_median(count):
+    times = [float(time) for time in range(count)]
+    assert rank.p90(times) >= statistics.median(times)
+    assert sum(time <= rank.p90(times) for time in times) >= 0.9 * count
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path, capsys):

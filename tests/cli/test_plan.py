@@ -574,7 +574,7 @@ def test_two_traces_a_plan_and_a_trace_and_two_plans_compare(capsys: Captured, t
         record.span(STEP, time.perf_counter(), time.perf_counter() + seconds, seq=1)
         record.ended()
     assert run("compare", str(tmp_path / "runs" / "before"), str(tmp_path / "runs")) == 0  # the newest
-    assert re.search(r"before +after.*\nstep +1\.0000\d\d +1\.50", capsys.readouterr().out)
+    assert re.search(r"before +after.*\nwhole +1\.0000\d\d +1\.50", capsys.readouterr().out)
     assert run("compare", str(plan), str(tmp_path / "runs")) == 2
     assert "after has no spans of computation" in (said := capsys.readouterr().err)
     assert "`hocket explain RUN` says it of a run" in " ".join(said.split())

@@ -99,12 +99,13 @@ def test_a_page_tells_of_few_ranks_and_of_many_without_the_network(tmp_path: Pat
 
 
 def test_the_command_writes_the_page_and_one_trace_of_all_ranks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded(tmp_path / "run", 3, late=1)
+    recorded(tmp_path / "runs" / "first", 3, late=1)
     page, trace = tmp_path / "page.html", tmp_path / "trace.json"
+    monkeypatch.chdir(tmp_path)  # the newest run below runs/
     with pytest.raises(SystemExit) as ended:
-        main(["report", str(tmp_path / "run"), "-o", str(page), "--trace", str(trace)])
+        main(["report", "-o", str(page), "--trace", str(trace)])
     assert ended.value.code == 0
     assert "rank 1 of 3" in capsys.readouterr().out
     assert "<h2>Verdicts</h2>" in page.read_text()

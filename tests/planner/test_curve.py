@@ -170,6 +170,9 @@ def test_a_run_is_checked_against_its_plan() -> None:
     assert abs(checked.error) < 0.02
     assert checked.collectives[0][0].startswith("gradients")
     assert "predicted" in str(checked)
+    for other in ({"data_parallel_degree": 8}, {"data_parallel_degree": -1, "tensor_parallel_degree": 3}):
+        with pytest.raises(PlanError, match="is of 4 ranks, which"):
+            check_run(dataclasses.replace(plan, **other), simulate_step(graph, where).timeline)
 
 
 def test_a_plan_without_prediction_and_an_empty_run_are_refused() -> None:

@@ -82,7 +82,8 @@ def test_every_version_of_nccl_tests_has_its_time_found(text: str) -> None:
     )
     tagged = "\n".join(f"[1,0]<stdout>:{line}" for line in text.splitlines())
     labelled = "\n".join(f"0: {line}" for line in text.splitlines())
-    for one in (text, without_header, tagged, labelled):
+    newer = "\n".join(f"[prterun-host-1@1,0]<stdout>: {line}" for line in text.splitlines())  # Open MPI 5
+    for one in (text, without_header, tagged, labelled, newer):
         assert read_sweep(one)[134217728] == pytest.approx(2009.5e-6)
         assert read_sweep(one)[2097152] == pytest.approx(158.1e-6)
 
@@ -123,6 +124,24 @@ def test_what_bench_prints_is_read() -> None:
         read_sweep(text, kind="all_gather")
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "blocks", "columns"),
+    [("Allreduce", "all_reduce", 1, ""), ("Reduce_scatter", "reduce_scatter", 1, ""),
+     ("Allgather", "all_gather", 8, ""),
+     ("All-to-All Personalized Exchange", "all_to_all", 8, " 0.9 9.9 1000 1.5 1.6 1.7")],
+)  # fmt: skip
+def test_sizes_of_osu_are_those_of_its_collective(name: str, kind: str, blocks: int, columns: str) -> None:
+    """Of some its size is one rank's block, and what links reach had come out eight times too small."""
+    head = f"\n# OSU MPI-CUDA {name} Latency Test v7.3\n# Datatype: MPI_CHAR.\n# Size       Avg Latency(us)\n"
+    text = head + "".join(f"{2**at}    {at}.5{columns}\n" for at in (10, 16, 20))
+    assert read_sweep(text, kind=kind, ranks=8) == {blocks * 2**at: (at + 0.5) * 1e-6 for at in (10, 16, 20)}
+    if blocks > 1:
+        with pytest.raises(PlanError, match="one rank's block"):
+            read_sweep(text)
+    with pytest.raises(PlanError, match="of Bandwidth, not of"):
+        read_sweep(text.replace(f"{name} Latency", "Bandwidth"), kind=kind, ranks=8)
+
+
 def test_columns_of_a_table_are_found_by_their_names() -> None:
     text = "count,us,bytes\n1,9,1024\n2,19,2048\n3,29,4096\n"
     assert read_sweep(text) == pytest.approx({1024: 9e-6, 2048: 19e-6, 4096: 29e-6})
@@ -146,6 +165,9 @@ def test_columns_of_a_table_are_found_by_their_names() -> None:
             "runs of all_gather and of all_reduce",
         ),
         (OLD + OLD.replace("#   Rank  1 Pid", "#"), "runs of 2 ranks and of 1 ranks"),
+        (NCCL.replace("18.01      0", "18.01      0  9").replace("#wrong", "#wrong #wrong"), "wrong results"),
+        (NCCL.replace("106.15", " 53.08"), "busbw is 1.75 of algbw"),  # an all-gather's, by a version that names none
+        (NCCL.replace("234.89", "260.05"), "busbw is 1.75 of algbw"),  # of 32 ranks
     ],
 )
 def test_what_is_no_sweep_of_this_is_refused(text: str, said: str) -> None:

@@ -152,3 +152,16 @@ def test_messages_between_other_ranks_share_the_links_that_they_pass() -> None:
     apart = [StageWork(0.1, 0.1, links=(((stage, 1.0),), ((-stage - 1, 1.0),))) for stage in range(4)]
     assert simulate_order(order, works).seconds > 12 * 3 * 2 * 1.0
     assert simulate_order(order, apart).seconds < 12 * 3
+
+
+def test_pipelines_beside_each_other_share_links_and_the_slowest_is_told() -> None:
+    order, own = pipeline_order("gpipe", 2, 1, 3), ((1, 1.0),)
+
+    def seconds(*beside: tuple[tuple[int, float], ...]) -> float:
+        works = [StageWork(0.1, 0.1, links=(own, own), beside=tuple((one, one) for one in beside))] * 2
+        return simulate_order(order, works).seconds
+
+    alone = seconds()
+    assert seconds(((2, 1.0),)) == pytest.approx(alone)
+    assert seconds(own) == pytest.approx(alone + 6 * 1.0)  # each of its messages takes twice as long
+    assert seconds(((2, 5.0),)) == pytest.approx(alone + 6 * 4.0)

@@ -73,7 +73,7 @@ def test_a_comparison_shows_the_whole_then_kinds_then_what_differs_most() -> Non
     comparison = compare(SMALL, slower)
     assert comparison.error == pytest.approx(1.0)
     assert [(row.kind, row.name) for row in comparison.rows] == [
-        ("step", ""),
+        ("whole", ""),
         ("collective", ""),
         ("collective", "bucket 0"),
         ("collective", "bucket 1"),
@@ -90,10 +90,13 @@ def test_numbered_steps_and_operations_of_a_run_are_one_row_each_and_what_overla
     spans += [Span(0, "g", f"bucket 0 #{i} (shm)", float(i), i + 0.5, "collective") for i in range(3)]
     spans += [Span(0, "phases", "data", 0.0, 1.0, "phase"), Span(0, "phases", "data", 0.25, 0.75, "phase")]
     rows = compare(Timeline("run", tuple(spans)), Timeline("run", tuple(spans))).rows
-    assert [(row.kind, row.name, row.first_s) for row in rows if row.name] == [
+    assert [(row.kind, row.name, row.first_s) for row in rows] == [
+        ("whole", "", 3.0),
+        ("collective", "", 1.5),
         ("collective", "bucket 0 (shm)", 1.5),
+        ("phase", "", 1.0),
         ("phase", "data", 1.0),
-        ("step", "step", 3.0),
+        ("step", "", 3.0),
     ]
 
 

@@ -165,7 +165,7 @@ def step(
     models: Annotated[
         str, typer.Option(help="Comma-separated: heavy (50 M parameters), edsr (baseline).")
     ] = "heavy,edsr",
-    rounds: Rounds = 8,
+    rounds: Rounds = 3,
     as_json: AsJson = False,
     out: Out = None,
     markdown: Markdown = None,

@@ -9,7 +9,9 @@ from ._output import Json, one_error, print_json, write_file
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="A run's folder; or a folder of runs, of which the newest is taken.")],
+    run: Annotated[
+        Path, typer.Argument(help="A run's folder; or a folder of runs, of which the newest is taken.")
+    ] = Path("runs"),
     other: Annotated[Path | None, typer.Argument(help="Another run, to be shown beside it.")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the page.")] = Path("report.html"),
     trace: Annotated[

@@ -35,6 +35,8 @@ class StageWork:
         links: What a message from this stage to the next passes, and what one back does: numbers of links, and the
             seconds that it takes on each alone. All messages of the order share them. The port if not given.
         nbytes: Of a message, by which links are shared evenly; needed where some are faster than others.
+        beside: `links` of every other pipeline that does the same on other ranks, and whose messages pass these links,
+            too: the slowest of all is what is told. Where ranks share processors they are left out.
     """
 
     forward: float
@@ -47,6 +49,7 @@ class StageWork:
     latency: float = 0.0
     links: tuple[tuple[tuple[int, float], ...], tuple[tuple[int, float], ...]] = ((), ())
     nbytes: float = 0.0
+    beside: tuple[tuple[tuple[tuple[int, float], ...], tuple[tuple[int, float], ...]], ...] = ()
 
     def seconds(self, kind: str) -> tuple[float, float]:
         """Return computation of an action, and the exchange that follows it."""
@@ -127,24 +130,29 @@ def simulate_order(order: PipelineOrder, stages: Sequence[StageWork], at_once: f
 _Way = tuple[float, Path, Hashable, float]  # latency, path, channel and bytes of a message
 
 
-def _ways(order: PipelineOrder, stages: Sequence[StageWork]) -> tuple[list[_Way], ...]:
-    """Return what the messages from every stage to the next are sent with, and those back."""
+def _ways(order: PipelineOrder, stages: Sequence[StageWork], pipeline: int = 0) -> tuple[list[_Way], ...]:
+    """Return what the messages from every stage to the next are sent with, and those back; of one of the pipelines."""
     found: tuple[list[_Way], ...] = ([], [])
     for stage, work in enumerate(stages):
         here, onward = stage % order.world, (stage + 1) % order.world
+        here, onward = here + pipeline * order.world, onward + pipeline * order.world
+        links = (work.links, *work.beside)[pipeline if work.beside else 0]
         for back, ends in enumerate(((here, onward), (onward, here))):
             ports = ((("out", ends[0], work.port), work.hop), (("in", ends[1], work.port), work.hop))
-            path = work.links[back] or ports
+            path = links[back] or ports
             found[back].append((work.latency, [one for one in path if one[1] > _DONE_S], ends, work.nbytes))
     return found
 
 
 def _unhindered(order: PipelineOrder, stages: Sequence[StageWork]) -> OrderTiming:
     """Follow an order where no rank waits for a processor: from the end of one action to that of the next."""
-    rows, ways, messages = order.handovers, _ways(order, stages), MessagesUnderWay()
+    pipelines, messages = 1 + max(len(stage.beside) for stage in stages), MessagesUnderWay()
+    ways = [_ways(order, stages, pipeline) for pipeline in range(pipelines)]
+    rows = order.handovers * pipelines
     computes, exchanges = zip(*(stage.seconds(kind) for kind in COMPUTES for stage in stages), strict=True)
-    world, arrived = order.world, [math.inf] * (2 * order.stages * order.micro_batches) + [0.0]
-    at, free_s, idle = [0] * world, [0.0] * world, [True] * world
+    each, world = 2 * order.stages * order.micro_batches + 1, order.world  # what of a pipeline arrives, and nothing
+    arrived = ([math.inf] * (each - 1) + [0.0]) * pipelines
+    at, free_s, idle = [0] * len(rows), [0.0] * len(rows), [True] * len(rows)
     begins: list[list[float]] = [[] for _ in rows]
     ends: list[list[float]] = [[] for _ in rows]
     targets, sent = [0] * len(arrived), {}  # of every message, and when it was sent
@@ -154,12 +162,12 @@ def _unhindered(order: PipelineOrder, stages: Sequence[StageWork]) -> OrderTimin
         if at[number] == len(rows[number]):
             return
         slot, needs = rows[number][at[number]][:2]
-        if (there := arrived[needs]) < math.inf:
+        if (there := arrived[number // world * each + needs % each]) < math.inf:
             idle[number], begun = False, max(there, free_s[number])
             begins[number].append(begun)
             heapq.heappush(under_way, (begun + computes[slot] + exchanges[slot], number))
 
-    for number in range(world):
+    for number in range(len(rows)):
         begin(number)
     while under_way or messages.next_s < math.inf:
         if not under_way or messages.next_s <= under_way[0][0]:
@@ -171,13 +179,16 @@ def _unhindered(order: PipelineOrder, stages: Sequence[StageWork]) -> OrderTimin
             continue
         now, number = heapq.heappop(under_way)
         slot, _, makes, target, boundary = rows[number][at[number]]
+        pipeline = number // world
+        target += pipeline * world
+        makes += pipeline * each if makes >= 0 else 0
         ends[number].append(now)
         at[number] += 1
         free_s[number], idle[number], there = now, True, now
         if makes >= 0:
             sent[makes] = now
         if boundary >= 0:
-            latency, path, channel, nbytes = ways[slot >= order.stages][boundary]
+            latency, path, channel, nbytes = ways[pipeline][slot >= order.stages][boundary]
             there += latency
             if path:
                 targets[makes] = target
@@ -190,11 +201,15 @@ def _unhindered(order: PipelineOrder, stages: Sequence[StageWork]) -> OrderTimin
             begin(target)
     if any(place < len(row) for place, row in zip(at, rows, strict=True)):
         raise SimulationError("the ranks of the pipeline wait for each other")
-    spans = zip(order.computing, begins, ends, strict=True)
-    computed = (sum(computes[one.slot] for one in row) for row in rows)
-    back_from, m = order.stages * order.micro_batches, order.micro_batches
+    lasts = [row[-1] if row else 0.0 for row in ends]
+    first = lasts.index(max(lasts)) // world * world
+    spans = zip(order.computing, begins[first : first + world], ends[first : first + world], strict=True)
+    computed = (sum(computes[one.slot] for one in row) for row in order.handovers)
+    back_from, m, begin_of = order.stages * order.micro_batches, order.micro_batches, first // world * each
     ways_s = {
-        (makes < back_from, makes // m % order.stages, makes % m): arrived[makes] - at_s for makes, at_s in sent.items()
+        (one < back_from, one // m % order.stages, one % m): arrived[makes] - at_s
+        for makes, at_s in sent.items()
+        if 0 <= (one := makes - begin_of) < each
     }
     return OrderTiming(order, tuple(tuple(zip(*one, strict=True)) for one in spans), tuple(computed), ways_s)
 

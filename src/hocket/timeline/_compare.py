@@ -12,7 +12,7 @@ class ComparisonRow:
     """One kind of work in both timelines.
 
     Attributes:
-        kind: Kind of spans; "step" for the whole.
+        kind: Kind of spans; "whole" for the whole.
         name: Name of spans, empty for all of the kind.
         first_s: Mean over the first's ranks of the time that it took there.
         second_s: The same for the second.
@@ -70,13 +70,13 @@ def compare(first: Timeline, second: Timeline) -> Comparison:
     """
     kinds = [_by_kind(timeline) for timeline in (first, second)]
     names = [_by_name(timeline) for timeline in (first, second)]
-    rows = [ComparisonRow("step", "", first.seconds, second.seconds)]
+    rows = [ComparisonRow("whole", "", first.seconds, second.seconds)]
     for kind in sorted(set(kinds[0]) | set(kinds[1])):
         rows.append(ComparisonRow(kind, "", kinds[0].get(kind, 0.0), kinds[1].get(kind, 0.0)))
         inside = {name for one, name in (*names[0], *names[1]) if one == kind}
         each = [
             ComparisonRow(kind, name, names[0].get((kind, name), 0.0), names[1].get((kind, name), 0.0))
-            for name in inside
+            for name in inside - {kind}  # steps, which are all of their kind
         ]
         rows += sorted(each, key=lambda row: (-abs(row.second_s - row.first_s), row.name))
     return Comparison(first.name, second.name, tuple(rows))

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from hocket import comm
 from hocket.profile import bus_factor
 
-from .rank import Rank, Sample
+from .rank import Rank, Sample, p90
 
 _UNMEASURED = 2
 _SMALL, _MEDIUM = 128 * 2**10, 4 * 2**20
@@ -65,7 +65,7 @@ def work() -> None:
                     "nbytes": numel * 4,
                     "registered": registered,
                     "median_s": median_s,
-                    "p90_s": times[int(0.9 * (len(times) - 1))],
+                    "p90_s": p90(times),
                     "algbw_Bps": numel * 4 / median_s,
                     "busbw_Bps": numel * 4 / median_s * bus_factor(kind, rank.n),
                 }

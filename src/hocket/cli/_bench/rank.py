@@ -1,6 +1,7 @@
 """What a rank of a measurement needs: its place, the groups, and a common start."""
 
 import json
+import math
 import os
 import sys
 import time
@@ -20,6 +21,11 @@ _LATE_S = 1e-5
 
 Sample = tuple[float, float]
 """Seconds that an operation took on this rank, and how many seconds late this rank began it."""
+
+
+def p90(times: list[float]) -> float:
+    """Return the least of sorted times that nine tenths of them do not exceed, which is never below their median."""
+    return times[math.ceil(0.9 * len(times)) - 1]
 
 
 class Rank:

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hocket
 from hocket.workloads.edsr.model import EDSR
 
-from .rank import Rank, Sample
+from .rank import Rank, Sample, p90
 
 SYSTEMS = ("ddp-gloo", "ddp-hocket", "hocket")
 _UNMEASURED = 1
@@ -60,7 +60,7 @@ def work() -> None:
                     "system": system,
                     "n": rank.n,
                     "median_s": median_s,
-                    "p90_s": times[int(0.9 * (len(times) - 1))],
+                    "p90_s": p90(times),
                     "speedup_over_ddp_gloo": reference_s / median_s,
                 }
             )

@@ -1,6 +1,7 @@
 """Starts the ranks of a measurement, by mpiexec where MPI takes part, and brings back what rank 0 found."""
 
 import contextlib
+import importlib
 import json
 import os
 import shutil
@@ -71,10 +72,19 @@ def require_mpi() -> None:
 
     Raises:
         MissingExtraError: mpi4py is not installed.
-        BenchError: There is no mpiexec.
+        BenchError: There is no mpiexec, or no MPI that mpi4py loads.
     """
     require("--against mpi", "mpi4py")
     mpiexec()
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    try:
+        importlib.import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError) as error:  # there is no libmpi, or it is of another MPI
+        said = "; ".join(str(error).splitlines())
+        remedy = 'pip install "hocket[bench]" brings Open MPI, which does not need the system\'s'
+        raise BenchError(f"--against mpi: mpi4py cannot load an MPI ({said}); {remedy}") from None
 
 
 def mpiexec() -> str:

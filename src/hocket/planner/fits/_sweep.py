@@ -1,22 +1,29 @@
 """Constants of a cluster, fitted to a measured sweep of a collective: nccl-tests' or `hocket bench`'s, or a table."""
 
+import contextlib
 import dataclasses
 import json
 import math
 import re
 import statistics
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from hocket.schedule import Collective
 from hocket.units import parse_bytes
 
 from .._findings import PlanError
 from ..network import Constants, Network
 
 _LEAST = 3  # sizes
-_LAUNCHER = re.compile(r"^(\[\d+(,\d+)*\](<std\w+>)?:?|\d+:)\s*")  # what mpirun --tag-output and srun -l put before
+# What mpirun --tag-output (Open MPI 5: "[prterun-host-1@1,0]<stdout>:") and srun -l put before a line.
+_LAUNCHER = re.compile(r"^(\[(\S+@)?\d+(,\d+)*\](<std\w+>)?:?|\d+:)\s*")
+# An OSU micro-benchmark's title, as "OSU MPI-CUDA All-to-All Personalized Exchange Latency Test v7.3".
+_OSU = re.compile(r"#\s*OSU \S+ (?:(.+?) (?:Personalized Exchange )?Latency|(.+)) Test\b")
+_BLOCKS = ("allgather", "alltoall", "gather", "scatter")  # of which OSU's size is one rank's block
 _SIZES = ("bytes", "nbytes", "size", "b")
 _TIMES = {"microseconds": 1e-6, "us": 1e-6, "time_us": 1e-6, "milliseconds": 1e-3, "ms": 1e-3, "seconds": 1.0, "s": 1.0}
+_ROUNDED = 0.1  # GB/s, more than rounding moves a rate
 _OFF = 0.3  # of a fit's median error, with which it says nothing
 _FASTER = 0.9  # of what the links carry, the least time that is put down to noise
 _SHARES, _STARTS = (0.01, 1.0), (1e-9, 1.0)  # between which constants are
@@ -32,21 +39,34 @@ def read_sweep(text: str, *, kind: str = "", ranks: int = 0) -> dict[int, float]
     """Return seconds by bytes; of a size that was measured several times the median.
 
     Args:
-        text: nccl-tests' output of any version, of which the times out of place are taken; `hocket bench --json`;
-            or lines "bytes,microseconds", whose header may say another order or unit ("bytes,seconds").
+        text: nccl-tests' output of any version, of which the times out of place are taken; a collective's latency by
+            the OSU micro-benchmarks; `hocket bench --json`; or lines "bytes,microseconds", whose header may say another
+            order or unit ("bytes,seconds").
         kind: Of the collective that it should be, as "all_reduce".
         ranks: That should have taken part.
 
     Raises:
-        PlanError: fewer than three sizes are in it, columns are not what they are said to be, or it says that it is of
-            another collective or of other ranks.
+        PlanError: fewer than three sizes are in it, columns are not what they are said to be, or it is of another
+            collective or of other ranks, which it says or the rates tell.
     """
     found: dict[int, list[float]] = {}
-    points, said_kind, said_ranks = _bench(text) if text.lstrip().startswith("{") else _lines(text)
-    if kind and said_kind and kind.replace("_", "") != said_kind.replace("_", ""):
-        raise PlanError(f"the sweep is of {said_kind}, not of {kind}; say so with --collective")
-    if ranks and said_ranks and ranks != said_ranks:
-        raise PlanError(f"the sweep is of {said_ranks} ranks, not of {ranks}; say so with -n")
+    read = _bench(text) if text.lstrip().startswith("{") else _lines(text)
+    if kind and read.kind and _plain(kind) != _plain(read.kind):
+        raise PlanError(f"the sweep is of {read.kind}, not of {kind}; say so with --collective")
+    if ranks and read.ranks and ranks != read.ranks:
+        raise PlanError(f"the sweep is of {read.ranks} ranks, not of {ranks}; say so with -n")
+    if kind and ranks:
+        factor = Collective(kind, ranks).bus_factor
+        for algbw, busbw in read.rates:
+            if abs(busbw - factor * algbw) > _ROUNDED:
+                rule = f"of {kind} on {ranks} ranks busbw is {factor:.4g} of algbw; correct --collective or -n"
+                raise PlanError(f"a row has algbw {algbw:g} and busbw {busbw:g} GB/s, and {rule}")
+    blocks = 1
+    if read.osu and _plain(read.kind) in _BLOCKS:
+        if not ranks:
+            raise PlanError(f"OSU's sizes of {read.kind} are of one rank's block; say how many ranks took part")
+        blocks = ranks
+    points = [(blocks * nbytes, seconds) for nbytes, seconds in read.points]
     for nbytes, seconds in points:
         if not (0 < seconds < math.inf and nbytes > 0):
             raise PlanError(f"{nbytes} bytes in {seconds:g} s are no measurement; give more than 0 of both")
@@ -58,29 +78,45 @@ def read_sweep(text: str, *, kind: str = "", ranks: int = 0) -> dict[int, float]
     return {nbytes: statistics.median(times) for nbytes, times in found.items()}
 
 
-def _bench(text: str) -> tuple[list[tuple[int, float]], str, int]:
-    """Return sizes with seconds, and of what collective and how many ranks they say to be."""
+class _Read(NamedTuple):
+    """What a sweep says."""
+
+    points: list[tuple[int, float]]  # bytes, seconds
+    kind: str = ""  # of the collective, in its own words
+    ranks: int = 0
+    rates: list[tuple[float, float]] = []  # algbw and busbw, GB/s  # noqa: RUF012
+    osu: bool = False
+
+
+def _plain(kind: str) -> str:
+    return re.sub("[-_ ]", "", kind).lower().replace("bcast", "broadcast")
+
+
+def _bench(text: str) -> _Read:
     try:
         read = json.loads(text)
         rows = [row for row in read["rows"] if row["system"] == "hocket" and not row["registered"]]
         points = [(row["nbytes"], row["median_s"]) for row in rows]
-        return points, read.get("collective", ""), max((row["n"] for row in rows), default=0)
+        return _Read(points, read.get("collective", ""), max((row["n"] for row in rows), default=0))
     except (ValueError, KeyError, TypeError, RecursionError):
         raise PlanError("this JSON is no measurement of `hocket bench`; give what its --json prints") from None
 
 
-def _lines(text: str) -> tuple[list[tuple[int, float]], str, int]:
-    """See `_bench`."""
+def _lines(text: str) -> _Read:
     size, time, unit_s, named = 0, 1, 1e-6, 2  # of a table, and how many columns it has
-    column = wrong = None  # of nccl-tests' time, and of how many results were wrong
-    found, kinds, runs = [], [""], [list[str]()]
+    column = None  # of nccl-tests' time
+    wrong, osu = list[int](), False  # columns of how many results were wrong; whether OSU printed it
+    found, rates, kinds, runs = [], list[tuple[float, float]](), [""], [list[str]()]
     for number, line in enumerate(text.splitlines(), 1):
         plain = _LAUNCHER.sub("", line.strip())
         words = re.split(r"[,;\s]+", plain.lstrip("# "))
         if plain.startswith("#"):
-            if words[0] == "size" and "time" in words:  # the names of columns, which versions have other numbers of
+            if title := _OSU.match(plain):
+                osu = True
+                kinds.append(title[1] or title[2])
+            elif words[0] == "size" and "time" in words:  # the names of columns, which versions have other numbers of
                 column = words.index("time")
-                wrong = words.index("#wrong") if "#wrong" in words else None
+                wrong = [at for at, word in enumerate(words) if word == "#wrong"]
             elif words[0] == "Rank" and len(words) > 1 and words[1].isdecimal():
                 if words[1] in runs[-1]:  # another run's list begins
                     runs.append([])
@@ -98,7 +134,7 @@ def _lines(text: str) -> tuple[list[tuple[int, float]], str, int]:
                 raise PlanError(f"line {number}: {line!r} names no unit of time; write bytes,microseconds")
             time, named = told[0], len(names)
             unit_s = _TIMES[names[time]]
-        elif len(words) >= 7 and words[0].isdecimal():
+        elif len(words) >= 7 and words[0].isdecimal() and not osu:
             nbytes = int(words[0])
             if not nbytes:  # fewer bytes than ranks
                 continue
@@ -106,11 +142,13 @@ def _lines(text: str) -> tuple[list[tuple[int, float]], str, int]:
             if column is None or column + 1 >= len(words) or not _agree(nbytes, *words[column : column + 2]):
                 rule = "no column of microseconds goes with the GB/s behind it; give nccl-tests' output with its header"
                 raise PlanError(f"line {number}: {line.strip()!r}: {rule}")
-            if wrong is not None and words[wrong : wrong + 1] not in ([], ["0"], ["N/A"]):
+            if any(words[at : at + 1] not in ([], ["0"], ["N/A"]) for at in wrong):
                 raise PlanError(f"line {number}: {line.strip()!r}: {_WRONG}")
             found.append((nbytes, float(words[column]) * 1e-6))
+            with contextlib.suppress(ValueError, IndexError):  # a line that was cut off
+                rates.append((float(words[column + 1]), float(words[column + 2])))
         elif len(words) >= 2:
-            if len(words) > 2 and len(words) != named and words[0][:1].isdecimal():
+            if len(words) > 2 and len(words) != named and words[0][:1].isdecimal() and not osu:
                 rule = "which of these is the time, no header says; write bytes,microseconds above them"
                 raise PlanError(f"line {number}: {line.strip()!r}: {rule}")
             try:
@@ -121,7 +159,7 @@ def _lines(text: str) -> tuple[list[tuple[int, float]], str, int]:
     for said in (kinds[1:], [f"{count} ranks" for count in counts]):
         if len(set(said)) > 1:
             raise PlanError(f"it has runs of {' and of '.join(dict.fromkeys(said))}; give one of them")
-    return found, kinds[-1], counts[-1]
+    return _Read(found, kinds[-1], counts[-1], rates, osu)
 
 
 def _time_of(words: list[str], nbytes: int) -> int | None:

@@ -34,6 +34,9 @@ _STEEPEST = 16.0  # the largest p, at which the longer of two hides the shorter
 LinkSeconds = tuple[int, float]
 """The number of a link, and seconds on it."""
 
+Ways = tuple[tuple[LinkSeconds, ...], tuple[LinkSeconds, ...]]
+"""What a message to the next stage passes, and what one back does."""
+
 
 class Load(NamedTuple):
     """What a step takes of the links."""
@@ -57,6 +60,7 @@ class StageMessages(NamedTuple):
     there: tuple[LinkSeconds, ...]  # for each byte that a member of the stage sends
     back: tuple[LinkSeconds, ...]
     latency_s: float
+    beside: tuple[Ways, ...] = ()  # the same of every other pipeline, where they are told apart
 
 
 class StepLoads(NamedTuple):
@@ -207,43 +211,49 @@ class Contention:
         flows = self._flows(source, (source + stride) % len(self._nodes), np.ones(len(ranks)), ranks // stride)
         return [_load([one], shares, None) for one in flows]
 
-    def _messages(self, stride: int, together: int, around: bool, shares: tuple[float, float]) -> list[StageMessages]:
+    def _messages(
+        self, stride: int, together: int, around: bool, apart: bool, shares: tuple[float, float]
+    ) -> list[StageMessages]:
         """Return what the messages of a pipeline do to the links, from each of its ranks to the next and back.
 
         A stage has `stride` ranks, of which `together` beside each other wait for each other's messages; where they go
-        `around`, the last ones send to the first ones, too.
+        `around`, the last ones send to the first ones, too. Those that wait for each other are a pipeline, and
+        pipelines do not: where some pass busier links than others, they do not stay in step, and `apart` asks for what
+        each of them does. Else all send at once, and the one counts whose links are the busiest.
         """
-        world = len(self._nodes)
+        world, pipelines = len(self._nodes), stride // together
         ranks, onward = np.arange(world), np.roll(np.arange(world), -stride)
         source, target = np.concatenate([ranks, onward]), np.concatenate([onward, ranks])
-        stage = np.arange(2 * world) // stride
-        flows = self._flows(source, target, np.ones(2 * world), stage)
+        flows = self._flows(source, target, np.ones(2 * world), np.arange(2 * world) // together)
         links, which = np.unique(np.concatenate([one.links for one in flows]), return_inverse=True)
-        spent = np.zeros((len(links), len(flows)))
+        told = np.zeros((len(links), len(flows)))
         column = np.repeat(np.arange(len(flows)), [len(one.links) for one in flows])
-        spent[which, column] = np.concatenate([one.inside / shares[0] + one.between / shares[1] for one in flows])
-        # Replicas do not wait for each other: the links count that the one passes whose links are the busiest.
-        routes = self._cluster.routes(self._nodes[source], self._nodes[target])
-        flow = np.repeat(np.arange(source.size), np.diff(routes.offsets))
-        used = np.zeros((stride // together, *spent.shape), dtype=bool)
-        used[flow % world % stride // together, np.searchsorted(links, routes.links), stage[flow]] = True
-        longest = (used * spent).max(axis=1).reshape(len(used), 2, -1)[:, :, : None if around else -1]
-        spent = spent[used[int(longest.sum(axis=(1, 2)).argmax())].any(axis=1)]
+        told[which, column] = np.concatenate([one.inside / shares[0] + one.between / shares[1] for one in flows])
+        spent: NDArray[np.float64] = told.reshape(len(links), -1, pipelines)  # of every link, message and pipeline
+        together_s = spent.sum(axis=2)
+        most_s: NDArray[np.float64] = np.where(spent > 0, together_s[:, :, None], 0.0).max(axis=0)
+        longest = most_s.reshape(2, -1, pipelines)[:, : None if around else -1]
+        slowest = int(longest.sum(axis=(0, 1)).argmax())
+        apart = apart and not np.allclose(longest, longest[:, :, :1], atol=0)
+        own: NDArray[np.float64] = spent if apart else together_s[(spent[:, :, slowest] > 0).any(axis=1)][:, :, None]
         kept: list[NDArray[np.float64]] = []
-        for row in sorted(np.unique(spent, axis=0), key=lambda row: -float(row.sum())):
+        for row in sorted(np.unique(own.reshape(len(own), -1), axis=0), key=lambda row: -float(row.sum())):
             # A link on which every message spends no longer than on another one holds nobody back.
             if not any((row <= more * (1 + 1e-9)).all() for more in kept):
                 kept.append(row)
-        paths = [
-            tuple((link, float(row[number])) for link, row in enumerate(kept) if row[number])
-            for number in range(len(flows))
-        ]
-        # Nor are the ways of the latest replica the latest of all at every hop.
-        late = np.bincount(flow, self._cluster.latency_s[routes.links], source.size)
-        late = late.reshape(2, -1, stride // together, together).max(axis=3).mean(axis=0)
-        slowest = int(late[: None if around else -1].sum(axis=0).argmax())
-        count = world // stride
-        return [StageMessages(paths[rank], paths[rank + count], float(late[rank, slowest])) for rank in range(count)]
+        rows = np.array(kept).reshape(len(kept), *own.shape[1:])
+        # Nor are the ways of the latest pipeline the latest of all at every hop.
+        late = np.array([one.latency_s for one in flows]).reshape(2, -1, pipelines).mean(axis=0)
+        latest = int(late[: None if around else -1].sum(axis=0).argmax())
+
+        def path(message: int, pipeline: int) -> tuple[LinkSeconds, ...]:
+            return tuple((link, float(each)) for link, each in enumerate(rows[:, message, pipeline].tolist()) if each)
+
+        count, found = world // stride, []
+        for rank in range(count):
+            ways = [(path(rank, one), path(rank + count, one)) for one in range(own.shape[2])]
+            found.append(StageMessages(*ways[0], float(late[rank, latest]), tuple(ways[1:])))
+        return found
 
 
 def marks(*columns: NDArray[Any]) -> NDArray[np.int64]:

@@ -455,11 +455,14 @@ class Network:
         far = Link(rate, self.between_s)
         return [far if self.crosses(stride, first + number * stride) else near for number in range(count)]
 
-    def messages(self, stride: int, together: int, around: bool, constants: Constants) -> list[StageMessages]:
+    def messages(
+        self, stride: int, together: int, around: bool, apart: bool, constants: Constants
+    ) -> list[StageMessages]:
         """Return what messages between ranks of a pipeline do to links (see `Contention`); [] if that is unknown."""
         if not self._contention or self.world % stride:
             return []
-        return self._contention.messages(stride, together, around, (constants.inside_share, constants.network_share))
+        shares = constants.inside_share, constants.network_share
+        return self._contention.messages(stride, together, around, apart, shares)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hocket.timeline import Timeline
 
 from .._findings import PlanError, PlanFinding
+from ..axes import inner, product
 from ._plan import Plan
 
 # What a plan file says of each part that a timeline can show; see `with_reasons`.
@@ -53,7 +54,7 @@ def check_run(plan: Plan, timeline: Timeline, *, steps: int = 1) -> PlanCheck:
         steps: How many the timeline holds.
 
     Raises:
-        PlanError: the plan predicts nothing, or the timeline is empty.
+        PlanError: the plan predicts nothing, or the timeline is empty or of other ranks than the plan's.
     """
     if "step_s" not in plan.predicted:
         rule = "the plan says nothing of how long a step takes"
@@ -63,6 +64,10 @@ def check_run(plan: Plan, timeline: Timeline, *, steps: int = 1) -> PlanCheck:
     ranks = timeline.ranks
     if not ranks or steps < 1:
         raise PlanError(f"nothing can be compared: {timeline.name} holds {len(timeline.spans)} spans of {steps} steps")
+    inside = product(plan, *inner())
+    if len(ranks) % inside or plan.data_parallel_degree not in (-1, len(ranks) // inside):
+        rule = f"{timeline.name} is of {len(ranks)} ranks, which {plan.describe()} does not make"
+        raise PlanError("nothing can be compared:", [PlanFinding("timeline", rule, "give the plan of that run")])
     if all(span.kind != "compute" for span in timeline.spans):
         rule = f"{timeline.name} has no spans of computation, so what it tells is of other things"
         remedy = "`hocket explain RUN` says it of a run; here give a trace of `hocket train` or Trainer.timeline()"

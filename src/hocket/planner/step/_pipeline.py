@@ -1,5 +1,6 @@
 """A plan's pipeline, followed from action to action: what a rank of it spends besides its own work."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ class Hop(NamedTuple):
     # of this message and of that back, the links that it passes and seconds on each, where routes are known
     links: tuple[tuple[LinkSeconds, ...], tuple[LinkSeconds, ...]] = ((), ())
     nbytes: float = 0.0  # of what one of those sends who have it
+    beside: tuple[tuple[tuple[LinkSeconds, ...], tuple[LinkSeconds, ...]], ...] = ()  # as links, of other pipelines
 
     @property
     def seconds(self) -> float:
@@ -52,7 +54,8 @@ def stage_works(
         hop = hops[stage] if stage < len(hops) else Hop()
         port = ports[stage % len(ports)]
         both = forward + handling / 2, backward + handling / 2
-        found.append(StageWork(*both, wire, wire_back, hop.busy_s, weights, port, hop.latency_s, hop.links, hop.nbytes))
+        own = StageWork(*both, wire, wire_back, hop.busy_s, weights, port, hop.latency_s, hop.links, hop.nbytes)
+        found.append(dataclasses.replace(own, beside=hop.beside))
     return tuple(found)
 
 

@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 # Of the optimizer's state every byte is read and written; gradients are zeroed, accumulated, checked and read.
 _GRADIENT_PASSES = 4
 # A backward pass does two products for each one of the forward pass, and reads and writes about twice as much.
+_MOST_ACTIONS = 1280  # forwards of all pipelines, that are followed in some 100 ms
 LEAST_PART_NBYTES = 1 << 14
 """Bytes of a tensor that ranks which share tensors send in parts; a smaller one is sent sooner than gathered."""
 _BACKWARD = 2.0
@@ -183,9 +184,15 @@ class Profile:
         return self.network.links(stride, plan.pipeline_parallel_degree, self.network.local, self.constants)
 
     def messages(self, plan: Plan) -> list[StageMessages]:
-        """Return what messages from each rank of a pipeline to the next, and back, do to links; [] if unknown."""
-        stride, around = product(plan, *AXES[1:]), plan.stages_per_rank > 1
-        return self.network.messages(stride, sharing(plan)[1], around, self.constants)
+        """Return what messages from each rank of a pipeline to the next, and back, do to links; [] if unknown.
+
+        Pipelines are told apart where there are few enough to follow each.
+        """
+        stride, together, around = product(plan, *AXES[1:]), sharing(plan)[1], plan.stages_per_rank > 1
+        rounds = min(plan.micro_batches, 3 * plan.pipeline_parallel_degree)
+        actions = stride // together * plan.pipeline_parallel_degree * plan.stages_per_rank * rounds
+        apart = actions <= _MOST_ACTIONS and not self.network.at_once
+        return self.network.messages(stride, together, around, apart, self.constants)
 
     def ports(self, plan: Plan) -> list[int]:
         """Return through which port each rank of a pipeline sends to the next: 1 inside a host, 0 to another."""

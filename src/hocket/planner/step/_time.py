@@ -352,7 +352,8 @@ def _step(
         stages = stage_works(alone, edges, hops, constants.stage_s, ports)
         followed = follow(plan, stages)
     if followed:
-        plain = follow(plan, tuple(dataclasses.replace(one, hop=0.0, latency=0.0, links=((), ())) for one in stages))
+        silent = functools.partial(dataclasses.replace, hop=0.0, latency=0.0, links=((), ()), beside=())
+        plain = follow(plan, tuple(map(silent, stages)))
         assert plain is not None
         tensor[worst] = float((alone.tensor_forward + alone.tensor_backward)[layers].sum())
         bubble = max(0.0, plain.seconds - compute - recompute - m * (tensor[worst] + handling))
@@ -430,12 +431,15 @@ def _hops(plan: Plan, profile: Profile, edges: Sequence[int], micro: int) -> lis
         nbytes = float(profile.output_bytes[edge - 1]) * micro / profile.workload.batch
         parts = profile.message_parts(plan, nbytes)
         each = nbytes / parts / share
-        there, back, latency_s = messages[stage % p] if messages else StageMessages((), (), link.latency_s)
-        late = latency_s if nbytes else 0.0
+        message = messages[stage % p] if messages else StageMessages((), (), link.latency_s)
+        late = message.latency_s if nbytes else 0.0
         if parts > 1 and not plan.sequence_parallel:  # those who get the parts collect the whole
             late += profile.network.collective("all_gather", nbytes, parts, 1, profile.constants).seconds
-        ways = tuple(tuple((one, each * spent) for one, spent in way) for way in (there, back))
-        found.append(Hop(each / link.rate_Bps, late, (ways[0], ways[1]), each))
+        own, *beside = (
+            (tuple((one, each * spent) for one, spent in there), tuple((one, each * spent) for one, spent in back))
+            for there, back in ((message.there, message.back), *message.beside)
+        )
+        found.append(Hop(each / link.rate_Bps, late, own, each, tuple(beside)))
     return found
 
 
