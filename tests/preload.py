@@ -4,11 +4,16 @@ import contextlib
 import gc
 
 import hypothesis
+import networkx
 import pytest
 import scipy.optimize
+import sympy.tensor.tensor
+import torch._functorch.aot_autograd
 import torch.distributed.checkpoint
+import torch.export._trace
 import torch.profiler
 
+import hocket.cli
 import hocket.comm.group
 import hocket.parallel
 import hocket.planner
@@ -32,4 +37,4 @@ gc.freeze()
 with old_objects_set_aside():  # counts them here, and in no rank
     pass
 
-__all__ = ["fsspec", "hocket", "hypothesis", "keras", "pytest", "scipy", "torch"]
+__all__ = ["fsspec", "hocket", "hypothesis", "keras", "networkx", "pytest", "scipy", "sympy", "torch"]
