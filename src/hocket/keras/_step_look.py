@@ -94,6 +94,25 @@ class StepLook:
         every = [*_metrics.compiled_metrics(model), *_metrics.other_metrics(model)]
         self.untold = next((m.name for m in every for v in m.variables if v.path == self.untold), self.untold)
 
+    def error(self, name: str) -> str:
+        """Return what refuses the step, of that name; "" for nothing."""
+        if self.wrong:
+            return (
+                f"{name} back-propagates what ranks, which have parts of the batch, cannot average: {self.wrong}. Make "
+                "the loss a mean over samples of what each gives alone, by loss.backward(); or compute it by "
+                "self.compute_loss, of which a loss given to compile, or the model's own, sees the whole batch; and "
+                "shuffle or mix samples (MixUp) in the data"
+            )
+        if self.untold:
+            return (
+                f"{name} tells of a batch in {self.untold!r} what cannot be put together of what it tells of parts of "
+                "it, and a rank has a part. Logs must be numbers that are means over samples, and what metrics keep is "
+                "added up: give keras.metrics.Mean the mean over the batch, others a number for each sample; or "
+                "compute it in a metric that is given to compile and updated by self.compute_metrics, which sees the "
+                "whole batch"
+            )
+        return ""
+
     # --- gradients of a batch and of its parts ----------------------------------------------------------------------
 
     def _difference(self, numbers: Callable[[], Any], *, whole_loss: bool = False) -> tuple[str, str]:

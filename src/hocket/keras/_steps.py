@@ -11,7 +11,7 @@ from hocket.parallel.data import GradientReducer, scale_gradients
 from hocket.parallel.mesh import World
 
 from . import _batch_norm, _data, _metrics, _private, _random
-from ._look import BatchLook, judge, judge_step
+from ._look import BatchLook, judge
 from ._metrics import MetricSums
 from ._stage import mask_of
 from ._step_look import StepLook, backwards
@@ -186,18 +186,22 @@ class Steps:
         return step
 
     def _look(self, data: Any, phase: str) -> None:
-        """Look at the model before its first batch; a collective operation. Raises ValueError: see `judge`."""
+        """Look at the model before its first batch; a collective operation. Raises ValueError: it is refused."""
         model, share = self.model, self._yielded
-        training, judged = phase == "train", phase != "predict"
-        own_step = judged and _is_own(model, f"{phase}_step")
-        own_loss = judged and _is_own(model, "compute_loss")
-        key, mark = (training, own_step, own_loss), (model.optimizer, getattr(model, "_compile_loss", None))
+        training, predicts = phase == "train", phase == "predict"
+        own_step = _is_own(model, f"{phase}_step")
+        own_loss = not predicts and _is_own(model, "compute_loss")
+        key, mark = (
+            (phase if own_step else training, own_loss),
+            (getattr(model, "optimizer", None), getattr(model, "_compile_loss", None)),
+        )
         if share is None or self._parts < 2 or self._looked_at.get(key) == mark:
             return
         self._looked_at[key] = mark
         if share.total < 2 * share.world:  # some rank has no two samples
             data = self._whole(data, share)
-        if own_step:
+        name = f"{type(model).__name__}.{phase}_step" if own_step else "the model"
+        if own_step and not predicts:
             if training:
                 self._reducer = None  # no gradient of the look is to be averaged
             for _ in range(2):  # again where the first run of the step has made variables of metrics
@@ -206,15 +210,22 @@ class Steps:
                 step = StepLook(model, data, self._shapes, self._gathers, *metrics, f"{phase}_step")
                 if not self._take_made_metrics() or step.wrong:
                     break
-            judge_step(step, self.world, f"{type(model).__name__}.{phase}_step")
+            judge(step, self.world, name)
             self._whole_loss |= step.whole_loss
             if training:
                 self._install_reducer()
             return
         own_loss &= not self._gather_outputs
-        look = BatchLook(model, data, training=training, own_loss=own_loss, known=self._shapes)
+        look = BatchLook(
+            model,
+            data,
+            training=training,
+            own_loss=own_loss,
+            known=self._shapes,
+            step=model.predict_step if own_step else None,
+        )
         self._take_made_metrics()
-        judge(look, self._everyone)
+        judge(look, self._everyone, name)
         self._judged(look)
         self._whole_loss |= look.whole_loss
 
