@@ -392,6 +392,11 @@ def optimizers(wrap: Wrap) -> dict[str, Any]:
         model = wrap(dense())
         model.compile(optimizer, "binary_crossentropy")
         found[name] = [model.fit(x, y, batch_size=12, epochs=2, verbose=0).history, model.get_weights()]
+    halved = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**22)
+    model = wrap(keras.Sequential([keras.Input((5,)), layers.Dense(1, dtype="mixed_float16")]))
+    model.compile(halved, "mse")
+    model.fit(x, y, batch_size=12, epochs=2, verbose=0)
+    found["overflowing"] = [int(halved.iterations), float(halved.dynamic_scale)]
     return found
 
 

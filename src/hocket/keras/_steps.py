@@ -44,6 +44,7 @@ class Steps:
         self._installed = False  # whether the model's steps are those of all ranks
         self._reducer: GradientReducer | None = None
         self._reduced: list[int] = []
+        self._divisor = 1  # of losses, whose gradients are multiplied by it
         self._everyone = world  # the ranks, and those of their pipelines
         self._shapes = _random.DrawnShapes()
         self._looked_at: dict[Any, Any] = {}  # what the model was compiled with when it was looked at, by what runs
@@ -139,13 +140,17 @@ class Steps:
 
     def _install_reducer(self) -> None:
         variables = self._own_variables()
-        if [id(v.value) for v in variables] == self._reduced and self._reducer is not None:
-            return
-        self._reducer = None  # its hooks go with it
         names, parameters = [v.path for v in variables], [v.value for v in variables]
-        if parameters:
-            self._reducer = GradientReducer(names, parameters, self.world, self._bucket_bytes, None)
-        self._reduced = [id(p) for p in parameters]
+        if [id(p) for p in parameters] != self._reduced or self._reducer is None:
+            self._reducer = None  # its hooks go with it
+            if parameters:
+                self._reducer = GradientReducer(names, parameters, self.world, self._bucket_bytes, None)
+            self._reduced = [id(p) for p in parameters]
+        if self._reducer is not None:
+            # The mean of a rank's fewer samples has larger gradients, which leave the range of float16 sooner.
+            scaled = isinstance(self.model.optimizer, _private.LossScaleOptimizer)
+            self._divisor = self.world.size if scaled else 1
+            self._reducer.set_weight(self._divisor)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -159,7 +164,7 @@ class Steps:
             if self._keras_step or self._yielded is None:
                 return counted(data)
             # A step of the user's own may compute its losses anywhere: they are weighed where they go backward.
-            weight = self._yielded.weight
+            weight = self._yielded.weight / self._divisor
             with backwards(lambda plain, losses: plain(_weighed(losses, weight))):
                 return counted(data)
 
@@ -276,7 +281,7 @@ class Steps:
             share = self._working
             if share is None:
                 return plain(x, y, y_pred, sample_weight, *args, **kwargs)
-            weight = share.weight if self._keras_step else 1.0
+            weight = share.weight / self._divisor if self._keras_step else 1.0
             given = sample_weight
             if self._whole_loss:
                 x = self._whole(x, share)
