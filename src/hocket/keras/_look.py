@@ -153,6 +153,7 @@ class _ModelProbe(torch.nn.Module):
         with ExitStack() as stack:
             stack.enter_context(numbers)
             stack.enter_context(by_moving_averages(model))
+            stack.enter_context(in_single_precision(model))
             for metric in metrics:
                 stack.enter_context(_metrics.by_samples(metric, lambda: part))
             try:
@@ -221,6 +222,27 @@ def by_moving_averages(model: Any) -> Iterator[None]:
             layer.__dict__.pop("_moments")
             if function is not None:
                 layer.__dict__["_moments"] = function
+
+
+@contextmanager
+def in_single_precision(model: Any) -> Iterator[bool]:
+    """Open a block in which layers of mixed precision compute in their variables', whose rounding hides less.
+
+    Yields whether there are such layers.
+    """
+    mixed = [(vars(one), vars(one)["_dtype_policy"]) for one in model._flatten_layers() if _is_mixed(one)]
+    for own, policy in mixed:
+        own["_dtype_policy"] = keras.DTypePolicy(policy.variable_dtype)
+    try:
+        yield bool(mixed)
+    finally:
+        for own, policy in mixed:
+            own["_dtype_policy"] = policy
+
+
+def _is_mixed(layer: Any) -> bool:
+    policy = vars(layer).get("_dtype_policy")
+    return type(policy) is keras.DTypePolicy and policy.compute_dtype != policy.variable_dtype
 
 
 def judge(look: Any, world: World, name: str) -> None:
