@@ -201,7 +201,8 @@ EXPECTED = {
     "samples that meet in predictions": "ValueError: the model computes what it gives for a sample from other samples",
     "a predict_step in which samples meet": "ValueError: Centring.predict_step computes what it gives for a sample "
     "from other samples",
-    "a sum that a layer adds": "ValueError: a layer adds a loss.*as a sum over samples is.*divide it by the number",
+    "a sum that a layer adds": "ValueError: a layer adds a loss.*as a sum over samples is.*divide it by the number "
+    ".*but have an activity_regularizer return a sum",
     "subclassed in a pipeline": "ValueError: pipeline=2 cannot cut 'own' of type Subclassed into stages: .*Build it by "
     "keras.Sequential or keras.Model\\(inputs, outputs\\)",
     "a step of one's own in a pipeline": "ValueError: Stepping.train_step is the model's own.*remove train_step",

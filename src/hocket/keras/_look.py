@@ -105,8 +105,9 @@ class BatchLook:
         if self.added:
             return (
                 f"a layer adds a loss (add_loss, activity_regularizer) that is no mean over samples: {self.added}. "
-                "Ranks' losses are averaged: divide it by the number of samples, or compute it in a loss function that "
-                "is given to compile, which sees the whole batch"
+                "Ranks' losses are averaged: divide it by the number of samples (but have an activity_regularizer "
+                "return a sum, which Keras divides), or compute it in a loss function that is given to compile, which "
+                "sees the whole batch"
             )
         if self.untold:
             return (
