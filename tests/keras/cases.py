@@ -392,6 +392,11 @@ def optimizers(wrap: Wrap) -> dict[str, Any]:
         model = wrap(dense())
         model.compile(optimizer, "binary_crossentropy")
         found[name] = [model.fit(x, y, batch_size=12, epochs=2, verbose=0).history, model.get_weights()]
+    halved = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**22)
+    model = wrap(keras.Sequential([keras.Input((5,)), layers.Dense(1, dtype="mixed_float16")]))
+    model.compile(halved, "mse")
+    model.fit(x, y, batch_size=12, epochs=2, verbose=0)
+    found["overflowing"] = [int(halved.iterations), float(halved.dynamic_scale)]
     return found
 
 
@@ -437,11 +442,16 @@ def _predicting_first(wrap: Wrap, x: Any, y: Any) -> Any:
             return {"mean": super().result(), "root": ops.sqrt(super().result())}
 
     found = []
-    for verb in (lambda model: model.predict(x, verbose=0), lambda model: model.predict_on_batch(x)):
+    for late, verb in enumerate((lambda model: model.predict(x, verbose=0), lambda model: model.predict_on_batch(x))):
         keras.utils.set_random_seed(torch.distributed.get_rank() if torch.distributed.is_initialized() else 0)
         model = wrap(keras.Sequential([layers.Dense(3), layers.Dense(1)]))
-        model.compile("sgd", "mse", metrics=[Two()])
-        found += [verb(model), model.fit(x, y, batch_size=4, verbose=0).history]
+        options = {"optimizer": "sgd", "loss": "mse", "metrics": [Two()]}
+        if not late:
+            model.compile(**options)
+        found.append(verb(model))
+        if late:
+            model.compile(**options)
+        found.append(model.fit(x, y, batch_size=4, verbose=0).history)
     return found
 
 

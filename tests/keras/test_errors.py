@@ -123,6 +123,10 @@ def attempts() -> dict[str, Callable[[], Any]]:
     def centred(_: Any, inputs: Any) -> Any:
         return inputs - keras.ops.mean(inputs, axis=0)
 
+    class Centring(Subclassed):
+        def predict_step(self, data: Any) -> Any:
+            return centred(self, data).detach().numpy()
+
     def summed(layer: Any, inputs: Any) -> Any:
         layer.add_loss(keras.ops.sum(keras.ops.square(inputs)))
         return inputs
@@ -148,6 +152,7 @@ def attempts() -> dict[str, Callable[[], Any]]:
         "a metric of the model's own": keep,
         "samples that meet": lambda: added(centred).fit(x, y, verbose=0),
         "samples that meet in predictions": lambda: added(centred).predict(x, verbose=0),
+        "a predict_step in which samples meet": lambda: hocket.keras.Model(Centring()).predict(x, verbose=0),
         "a sum that a layer adds": lambda: added(summed).fit(x, y, verbose=0),
         "subclassed in a pipeline": lambda: piped(Subclassed(name="own")),
         "a step of one's own in a pipeline": lambda: piped(Stepping()),
@@ -194,7 +199,10 @@ EXPECTED = {
     "a metric of the model's own": "ValueError: metric 'last' of type Last is kept by the model.*additive = True",
     "samples that meet": "ValueError: the model computes what it gives for a sample from other samples .* is .* off",
     "samples that meet in predictions": "ValueError: the model computes what it gives for a sample from other samples",
-    "a sum that a layer adds": "ValueError: a layer adds a loss.*as a sum over samples is.*divide it by the number",
+    "a predict_step in which samples meet": "ValueError: Centring.predict_step computes what it gives for a sample "
+    "from other samples",
+    "a sum that a layer adds": "ValueError: a layer adds a loss.*as a sum over samples is.*divide it by the number "
+    ".*but have an activity_regularizer return a sum",
     "subclassed in a pipeline": "ValueError: pipeline=2 cannot cut 'own' of type Subclassed into stages: .*Build it by "
     "keras.Sequential or keras.Model\\(inputs, outputs\\)",
     "a step of one's own in a pipeline": "ValueError: Stepping.train_step is the model's own.*remove train_step",

@@ -62,6 +62,38 @@ def test_a_metric_that_a_layer_updates_by_one_number_a_batch_is_found_and_is_as_
         assert float(layer.metric.result()) == before
 
 
+def test_rounding_of_mixed_precision_does_not_hide_that_samples_meet() -> None:
+    import keras
+
+    from hocket.keras._look import BatchLook
+    from hocket.keras._random import DrawnShapes
+    from hocket.keras._step_look import StepLook
+
+    class Own(keras.Model):  # type: ignore[misc]
+        def train_step(self, given: Any) -> dict[str, Any]:
+            x, y = given
+            found = keras.ops.cast(self(x), "float32")
+            loss = keras.ops.mean((found - y) ** 2) + self.spread * keras.ops.std(found)
+            self.zero_grad()
+            loss.backward()
+            return {"loss": loss}
+
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(8, 3)).astype("float32"))
+    for share in (0.0, 0.1):
+        keras.utils.set_random_seed(0)
+        given = keras.Input((3,))
+        inner = keras.layers.Dense(4, dtype="mixed_bfloat16")(given)
+        plain = keras.layers.Dense(1, dtype="mixed_bfloat16")(inner)
+        model = Own(given, plain)
+        model.spread = 10 * share
+        model.compile("sgd")
+        step = StepLook(model, (x, x[:, :1]), DrawnShapes(), lambda _: False, [], [], "train_step")
+        meeting = keras.Model(given, plain - share * keras.ops.mean(plain, axis=0, keepdims=True))
+        look = BatchLook(meeting, (x, x[:, :1]), training=True, own_loss=False, known=DrawnShapes())
+        assert [bool(step.wrong), bool(look.meets), step.unknown] == [bool(share), bool(share), ""]
+        assert model.layers[1].compute_dtype == "bfloat16"
+
+
 def test_micro_batches_refuse_spectral_normalization() -> None:
     import keras
 

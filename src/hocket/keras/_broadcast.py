@@ -46,13 +46,15 @@ class StateBroadcast:
         `compute_loss` of the program's own leaves Keras' loss unbuilt for ever.
         """
         model, optimizer = self.model, getattr(self.model, "optimizer", None)
-        apart = vars(model).copy() if not compiled else {}
-        apart = {name: apart[name] for name in ("_compile_loss", "_compile_metrics", "optimizer") if name in apart}
-        vars(model).update(dict.fromkeys(apart))
+        names = () if compiled else ("_compile_loss", "_compile_metrics", "optimizer")
+        apart = {name: vars(model)[name] for name in names if name in vars(model)}
+        vars(model).update(dict.fromkeys(names))
         try:
             with unbuilt(optimizer) if self._shards_optimizer and optimizer is not None else nullcontext():
                 type(model)._symbolic_build(model, **kwargs)
         finally:
+            for name in names:
+                del vars(model)[name]
             vars(model).update(apart)
         model.__dict__["_symbolic_build"] = lambda **_: model.__dict__.pop("_symbolic_build", None)
 

@@ -1,7 +1,7 @@
 """A look at a model before its first batch: whether parts of a batch give what the batch gives."""
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -31,6 +31,7 @@ class BatchLook:
         training: Whether it is called to train.
         own_loss: Whether to look at the model's own `compute_loss` too.
         known: What is known of the shapes that the model draws; learns what this look finds.
+        step: The model's own `predict_step`, to be called with `data` in the model's place; None for the model.
 
     Attributes:
         meets: How samples meet in an output of the model; "" where they do not.
@@ -48,8 +49,17 @@ class BatchLook:
         counts: How many outputs the model has, and how many losses its layers add.
     """
 
-    def __init__(self, model: Any, data: Any, *, training: bool, own_loss: bool, known: _random.DrawnShapes) -> None:
-        self.meets = self.added = self.state = self.untold = ""
+    def __init__(
+        self,
+        model: Any,
+        data: Any,
+        *,
+        training: bool,
+        own_loss: bool,
+        known: _random.DrawnShapes,
+        step: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.meets = self.added = self.state = self.untold = self.unknown = ""
         self.summed: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
         self.kept: dict[int, dict[str, torch.Tensor]] = {}
         self.whole_loss = False
@@ -59,7 +69,8 @@ class BatchLook:
         self.shares = self.masked = False
         self.known = known
         self.counts = (0, 0)
-        batch = _private.unpack_x_y_sample_weight(data)
+        self.step = step
+        batch = _private.unpack_x_y_sample_weight(data) if step is None else (data, None, None)
         if not own_loss:
             batch = Cutter(None).cut(batch, 0, min(FEW, samples_in(batch)))
         probe = _ModelProbe(model, self, own_loss=own_loss)
@@ -82,6 +93,29 @@ class BatchLook:
             found = look_apart(probe, ((*batch, places), {}), samples, summed=False)
             if found is not None and found.wrong:
                 self.draws.add(_random.MIXED)
+
+    def error(self, name: str) -> str:
+        """Return what refuses `name`, the model or a step of its own; "" for nothing."""
+        if self.meets:
+            return (
+                f"{name} computes what it gives for a sample from other samples of its batch (a statistic of the "
+                f"batch, a shuffle, in-batch negatives), and a rank has only some of them: {self.meets}. Compute it "
+                "within each sample, or in a loss function that is given to compile, which sees the whole batch"
+            )
+        if self.added:
+            return (
+                f"a layer adds a loss (add_loss, activity_regularizer) that is no mean over samples: {self.added}. "
+                "Ranks' losses are averaged: divide it by the number of samples (but have an activity_regularizer "
+                "return a sum, which Keras divides), or compute it in a loss function that is given to compile, which "
+                "sees the whole batch"
+            )
+        if self.untold:
+            return (
+                f"metric {self.untold!r}, which the model or a layer of it updates by itself, has another value after "
+                "a batch than after its parts, and a rank has a part: give keras.metrics.Mean the mean over the batch, "
+                "or others a number for each sample"
+            )
+        return ""
 
     def _untold(self, model: Any, samples: int) -> str:
         every = self.summed.pop((0, samples), {})
@@ -120,12 +154,16 @@ class _ModelProbe(torch.nn.Module):
         with ExitStack() as stack:
             stack.enter_context(numbers)
             stack.enter_context(by_moving_averages(model))
+            stack.enter_context(in_single_precision(model))
             for metric in metrics:
                 stack.enter_context(_metrics.by_samples(metric, lambda: part))
             try:
                 for variable in summed:
                     variable.value.detach().zero_()
-                y_pred = model(x, training=training) if model._call_has_training_arg else model(x)
+                if look.step is not None:
+                    y_pred = _private.tree.map_structure(as_tensor, look.step(x))
+                else:
+                    y_pred = model(x, training=training) if model._call_has_training_arg else model(x)
                 made = tensors_in(y_pred)
                 if not look.shares:
                     look.kept[len(places)] = kept_by(model)
@@ -142,6 +180,11 @@ class _ModelProbe(torch.nn.Module):
         look.counts = len(made), len(losses)  # here, as what this module keeps is put back
         # Without a graph, by which masked parts would be weighted: ranks' losses count by their samples.
         return [*made, *(one.detach().requires_grad_() for one in (*losses, *own))]
+
+
+def as_tensor(value: Any) -> Any:
+    """Return an array as a tensor, and what is none as it is."""
+    return _private.backend.convert_to_tensor(value) if hasattr(value, "shape") else value
 
 
 def unlike(model: Any) -> set[str]:
@@ -182,78 +225,51 @@ def by_moving_averages(model: Any) -> Iterator[None]:
                 layer.__dict__["_moments"] = function
 
 
-def judge(look: BatchLook, world: World) -> None:
-    """Tell what cannot be as on one device; a collective operation.
+@contextmanager
+def in_single_precision(model: Any) -> Iterator[bool]:
+    """Open a block in which layers of mixed precision compute in their variables', whose rounding hides less.
+
+    Yields whether there are such layers.
+    """
+    mixed = [(vars(one), vars(one)["_dtype_policy"]) for one in model._flatten_layers() if _is_mixed(one)]
+    for own, policy in mixed:
+        own["_dtype_policy"] = keras.DTypePolicy(policy.variable_dtype)
+    try:
+        yield bool(mixed)
+    finally:
+        for own, policy in mixed:
+            own["_dtype_policy"] = policy
+
+
+def _is_mixed(layer: Any) -> bool:
+    policy = vars(layer).get("_dtype_policy")
+    return type(policy) is keras.DTypePolicy and policy.compute_dtype != policy.variable_dtype
+
+
+def judge(look: Any, world: World, name: str) -> None:
+    """Tell what a model, or a step of its own, of that name does otherwise than on one device; a collective operation.
 
     Raises:
-        ValueError: samples of the batch meet in the model, or a layer adds a loss that is no mean over samples.
+        ValueError: what `error` of the look says, on any rank.
     """
-    everyone = world.from_all((look.meets, look.added, look.untold, look.state, sorted(look.draws)))
-    meets, added, untold, state = (next((str(one[i]) for one in everyone if one[i]), "") for i in range(4))
+    everyone = world.from_all((look.error(name), look.unknown, look.state, sorted(look.draws)))
+    error, unknown, state = (next((str(one[i]) for one in everyone if one[i]), "") for i in range(3))
     look.whole_loss = any(world.from_all(look.whole_loss))
     if _drawn([draws for *_, draws in everyone], world):
         return
-    if meets:
-        raise ValueError(
-            "the model computes what it gives for a sample from other samples of its batch (a statistic of the batch, "
-            f"a shuffle, in-batch negatives), and a rank has only some of them: {meets}. Compute it within each "
-            "sample, or in a loss function that is given to compile, which sees the whole batch"
-        )
-    if added:
-        raise ValueError(
-            f"a layer adds a loss (add_loss, activity_regularizer) that is no mean over samples: {added}. Ranks' "
-            "losses are averaged: divide it by the number of samples, or compute it in a loss function that is given "
-            "to compile, which sees the whole batch"
-        )
-    if untold:
-        raise ValueError(
-            f"metric {untold!r}, which the model or a layer of it updates by itself, has another value after a batch "
-            "than after its parts, and a rank has a part: give keras.metrics.Mean the mean over the batch, or others a "
-            "number for each sample"
-        )
-    _tell_of_state(state, world, "the model")
-
-
-def judge_step(look: Any, world: World, name: str) -> None:
-    """Tell what a train_step of the model's own, of that name, does otherwise than on one device; as `judge`.
-
-    Raises:
-        ValueError: ranks cannot average what it back-propagates.
-    """
-    everyone = world.from_all((look.wrong, look.untold, look.unknown, look.state, sorted(look.draws)))
-    wrong, untold, unknown, state = (next((str(one[i]) for one in everyone if one[i]), "") for i in range(4))
-    look.whole_loss = any(world.from_all(look.whole_loss))
-    if _drawn([draws for *_, draws in everyone], world):
-        return
-    if wrong:
-        raise ValueError(
-            f"{name} back-propagates what ranks, which have parts of the batch, cannot average: {wrong}. Make the loss "
-            "a mean over samples of what each gives alone, by loss.backward(); or compute it by self.compute_loss, of "
-            "which a loss given to compile, or the model's own, sees the whole batch; and shuffle or mix samples "
-            "(MixUp) in the data"
-        )
-    if untold:
-        raise ValueError(
-            f"{name} tells of a batch in {untold!r} what cannot be put together of what it tells of parts of it, and a "
-            "rank has a part. Logs must be numbers that are means over samples, and what metrics keep is added up: "
-            "give keras.metrics.Mean the mean over the batch, others a number for each sample; or compute it "
-            "in a metric that is given to compile and updated by self.compute_metrics, which sees the whole batch"
-        )
+    if error:
+        raise ValueError(error)
     if unknown and world.rank == 0:
         warnings.warn(
             f"whether {name} is on {world.size} ranks what it is on one could not be found out: {unknown}. Ranks "
             "average its gradients, by samples",
             stacklevel=2,
         )
-    _tell_of_state(state, world, name)
-
-
-def _tell_of_state(state: str, world: World, name: str) -> None:
     if state and world.rank == 0:
         warnings.warn(
             f"{name} keeps in {state!r} what it sees of the data, and each rank sees its own samples: within an epoch "
             "it is another than that of one process, and at the end rank 0's",
-            stacklevel=3,
+            stacklevel=2,
         )
 
 

@@ -11,12 +11,15 @@ from hocket.comm import torch_adapter
 from hocket.parallel.batches import BatchShard, Cutter, mapped, samples_in, tensors_in, undisturbed
 
 from . import _metrics, _private, _random
-from ._look import FEW, by_moving_averages, kept_by, kept_of_data, unlike
+from ._look import FEW, by_moving_averages, in_single_precision, kept_by, kept_of_data, unlike
 
 _ROUNDING = {torch.float64: 1e-4, torch.float32: 2e-3}
 """How far a gradient may be off, relative to its norm; `_COARSE` in other precisions."""
 
 _COARSE = 5e-2
+_MIXED = 1e-2
+"""The same where layers of mixed precision compute in single precision for the look, but what casts by itself."""
+
 _COARSER = 5
 """How many times further metrics and logs may be off than gradients."""
 
@@ -72,8 +75,9 @@ class StepLook:
         self._share: BatchShard | None = None
         self._runs: dict[int, list[tuple[int, ...]]] = {}
         rounding = [_ROUNDING.get(v.value.dtype, _COARSE) for v in model.trainable_variables]
-        half = any(layer.compute_dtype in ("float16", "bfloat16") for layer in model._flatten_layers())
-        self._rounding = _COARSE if half else max(rounding, default=_ROUNDING[torch.float32])
+        with in_single_precision(model) as mixed:
+            half = any(layer.compute_dtype in ("float16", "bfloat16") for layer in model._flatten_layers())
+        self._rounding = _COARSE if half else max([*rounding, _MIXED if mixed else _ROUNDING[torch.float32]])
         try:
             found = self._difference(self._calm)
             if any(found) and type(model).compute_loss is not _private.TorchTrainer.compute_loss:
@@ -93,6 +97,25 @@ class StepLook:
             self.unknown = f"{type(error).__name__}: {error}"
         every = [*_metrics.compiled_metrics(model), *_metrics.other_metrics(model)]
         self.untold = next((m.name for m in every for v in m.variables if v.path == self.untold), self.untold)
+
+    def error(self, name: str) -> str:
+        """Return what refuses the step, of that name; "" for nothing."""
+        if self.wrong:
+            return (
+                f"{name} back-propagates what ranks, which have parts of the batch, cannot average: {self.wrong}. Make "
+                "the loss a mean over samples of what each gives alone, by loss.backward(); or compute it by "
+                "self.compute_loss, of which a loss given to compile, or the model's own, sees the whole batch; and "
+                "shuffle or mix samples (MixUp) in the data"
+            )
+        if self.untold:
+            return (
+                f"{name} tells of a batch in {self.untold!r} what cannot be put together of what it tells of parts of "
+                "it, and a rank has a part. Logs must be numbers that are means over samples, and what metrics keep is "
+                "added up: give keras.metrics.Mean the mean over the batch, others a number for each sample; or "
+                "compute it in a metric that is given to compile and updated by self.compute_metrics, which sees the "
+                "whole batch"
+            )
+        return ""
 
     # --- gradients of a batch and of its parts ----------------------------------------------------------------------
 
@@ -174,6 +197,7 @@ class StepLook:
             stack.enter_context(torch_adapter.without_collectives())
             stack.enter_context(numbers())
             stack.enter_context(by_moving_averages(model))
+            stack.enter_context(in_single_precision(model))
             stack.enter_context(_without_updates(model))
             stack.enter_context(backwards(backward))
             for metric in _metrics.other_metrics(model):

@@ -11,7 +11,7 @@ from hocket.parallel.data import GradientReducer, scale_gradients
 from hocket.parallel.mesh import World
 
 from . import _batch_norm, _data, _metrics, _private, _random
-from ._look import BatchLook, judge, judge_step
+from ._look import BatchLook, judge
 from ._metrics import MetricSums
 from ._stage import mask_of
 from ._step_look import StepLook, backwards
@@ -44,6 +44,7 @@ class Steps:
         self._installed = False  # whether the model's steps are those of all ranks
         self._reducer: GradientReducer | None = None
         self._reduced: list[int] = []
+        self._divisor = 1  # of losses, whose gradients are multiplied by it
         self._everyone = world  # the ranks, and those of their pipelines
         self._shapes = _random.DrawnShapes()
         self._looked_at: dict[Any, Any] = {}  # what the model was compiled with when it was looked at, by what runs
@@ -139,13 +140,17 @@ class Steps:
 
     def _install_reducer(self) -> None:
         variables = self._own_variables()
-        if [id(v.value) for v in variables] == self._reduced and self._reducer is not None:
-            return
-        self._reducer = None  # its hooks go with it
         names, parameters = [v.path for v in variables], [v.value for v in variables]
-        if parameters:
-            self._reducer = GradientReducer(names, parameters, self.world, self._bucket_bytes, None)
-        self._reduced = [id(p) for p in parameters]
+        if [id(p) for p in parameters] != self._reduced or self._reducer is None:
+            self._reducer = None  # its hooks go with it
+            if parameters:
+                self._reducer = GradientReducer(names, parameters, self.world, self._bucket_bytes, None)
+            self._reduced = [id(p) for p in parameters]
+        if self._reducer is not None:
+            # The mean of a rank's fewer samples has larger gradients, which leave the range of float16 sooner.
+            scaled = isinstance(self.model.optimizer, _private.LossScaleOptimizer)
+            self._divisor = self.world.size if scaled else 1
+            self._reducer.set_weight(self._divisor)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -159,7 +164,7 @@ class Steps:
             if self._keras_step or self._yielded is None:
                 return counted(data)
             # A step of the user's own may compute its losses anywhere: they are weighed where they go backward.
-            weight = self._yielded.weight
+            weight = self._yielded.weight / self._divisor
             with backwards(lambda plain, losses: plain(_weighed(losses, weight))):
                 return counted(data)
 
@@ -186,18 +191,22 @@ class Steps:
         return step
 
     def _look(self, data: Any, phase: str) -> None:
-        """Look at the model before its first batch; a collective operation. Raises ValueError: see `judge`."""
+        """Look at the model before its first batch; a collective operation. Raises ValueError: it is refused."""
         model, share = self.model, self._yielded
-        training, judged = phase == "train", phase != "predict"
-        own_step = judged and _is_own(model, f"{phase}_step")
-        own_loss = judged and _is_own(model, "compute_loss")
-        key, mark = (training, own_step, own_loss), (model.optimizer, getattr(model, "_compile_loss", None))
+        training, predicts = phase == "train", phase == "predict"
+        own_step = _is_own(model, f"{phase}_step")
+        own_loss = not predicts and _is_own(model, "compute_loss")
+        key, mark = (
+            (phase if own_step else training, own_loss),
+            (getattr(model, "optimizer", None), getattr(model, "_compile_loss", None)),
+        )
         if share is None or self._parts < 2 or self._looked_at.get(key) == mark:
             return
         self._looked_at[key] = mark
         if share.total < 2 * share.world:  # some rank has no two samples
             data = self._whole(data, share)
-        if own_step:
+        name = f"{type(model).__name__}.{phase}_step" if own_step else "the model"
+        if own_step and not predicts:
             if training:
                 self._reducer = None  # no gradient of the look is to be averaged
             for _ in range(2):  # again where the first run of the step has made variables of metrics
@@ -206,15 +215,22 @@ class Steps:
                 step = StepLook(model, data, self._shapes, self._gathers, *metrics, f"{phase}_step")
                 if not self._take_made_metrics() or step.wrong:
                     break
-            judge_step(step, self.world, f"{type(model).__name__}.{phase}_step")
+            judge(step, self.world, name)
             self._whole_loss |= step.whole_loss
             if training:
                 self._install_reducer()
             return
         own_loss &= not self._gather_outputs
-        look = BatchLook(model, data, training=training, own_loss=own_loss, known=self._shapes)
+        look = BatchLook(
+            model,
+            data,
+            training=training,
+            own_loss=own_loss,
+            known=self._shapes,
+            step=model.predict_step if own_step else None,
+        )
         self._take_made_metrics()
-        judge(look, self._everyone)
+        judge(look, self._everyone, name)
         self._judged(look)
         self._whole_loss |= look.whole_loss
 
@@ -265,7 +281,7 @@ class Steps:
             share = self._working
             if share is None:
                 return plain(x, y, y_pred, sample_weight, *args, **kwargs)
-            weight = share.weight if self._keras_step else 1.0
+            weight = share.weight / self._divisor if self._keras_step else 1.0
             given = sample_weight
             if self._whole_loss:
                 x = self._whole(x, share)
