@@ -455,8 +455,8 @@ class _RunningJob(JobListener):
             with contextlib.suppress(OSError):
                 self.say(f"what the ranks print cannot be written: {self._merger.output_closed.strerror}")
             raise JobEnded("output-closed", OUTPUT_CLOSED)
-        for name in self.aggregators.revive() if self.aggregators else ():
-            self.say(f"the aggregator is started again: {name}")
+        for sentence in self.aggregators.revive() if self.aggregators else ():
+            self.say(sentence)
         if self._deadline_s is not None and time.monotonic() > self._deadline_s:
             raise JobEnded("timed-out", TIMED_OUT)
         self._check_all_come()
