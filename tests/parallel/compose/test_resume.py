@@ -38,8 +38,14 @@ class Noisy(TensorDataset):
         return x + 0.01 * torch.randn_like(x), y
 
 
-def train(path: str, stop_after: int | None, accumulate: str = "", dropout: float = 0.0) -> tuple[list[float], int]:
-    """Return the losses, and the exit status of the program; the last rank is told to end after batch `stop_after`."""
+def train(
+    path: str, stop_after: int | None, accumulate: str = "", dropout: float = 0.0, workers: int = 0
+) -> tuple[list[float], int]:
+    """Return the losses, and the exit status of the program; the last rank is told to end after batch `stop_after`.
+
+    With `workers` of the loader, which are told, too: a launcher signals groups of processes.
+    """
+    os.setpgid(0, 0)
     torch.manual_seed(0)
     _preemption._EVERY_S = (
         0.0  # ask in each step: these are so quick that the program may be over before the next question
@@ -48,7 +54,8 @@ def train(path: str, stop_after: int | None, accumulate: str = "", dropout: floa
     model: Any = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(dropout), nn.Linear(6, 1)).double()
     optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.05)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
-    loader: Any = DataLoader(data, batch_size=8, shuffle=True)
+    how = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}  # as in a rank of `hocket run`
+    loader: Any = DataLoader(data, batch_size=8, shuffle=True, **how)
     model, optimizer, loader = hocket.distribute(model, optimizer, loader, sync_batch_norm=True)
     state = hocket.resume(
         path, loader, model=model, optimizer=optimizer, schedule=schedule,
@@ -68,7 +75,7 @@ def train(path: str, stop_after: int | None, accumulate: str = "", dropout: floa
                 losses.append(hocket.average(loss.item()))
                 batches += 1
                 if batches == stop_after and dist.get_rank() == dist.get_world_size() - 1:
-                    os.kill(os.getpid(), signal.SIGUSR1)
+                    os.killpg(0, signal.SIGTERM if workers else signal.SIGUSR1)
             schedule.step()
     except SystemExit as ended:
         return losses, int(ended.code or 0)
@@ -86,11 +93,13 @@ def joined(path: Path, stops: list[int | None], ranks: list[int], *settings: Any
     return losses, counts
 
 
-@pytest.mark.parametrize("accumulate", ["", "plain", "no_sync"])
-def test_the_losses_are_those_of_a_run_that_nothing_has_interrupted(accumulate: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("accumulate", "workers"), [("", 0), ("plain", 1), ("no_sync", 0)])
+def test_the_losses_are_those_of_a_run_that_nothing_has_interrupted(
+    accumulate: str, workers: int, tmp_path: Path
+) -> None:
     expected, _ = joined(tmp_path / "other", [None], [2], accumulate, 0.25)
     # In an epoch, in the middle of an accumulation; at an epoch's end, when its last batch has been taken.
-    found, counts = joined(tmp_path, [3, 2 * _BATCHES, None], [2, 2, 2], accumulate, 0.25)
+    found, counts = joined(tmp_path, [3, 2 * _BATCHES, None], [2, 2, 2], accumulate, 0.25, workers)
     assert found == expected
     assert sum(counts) == EPOCHS * _BATCHES
     assert (tmp_path / "checkpoint" / "manifest.json").exists()
