@@ -38,14 +38,8 @@ class Noisy(TensorDataset):
         return x + 0.01 * torch.randn_like(x), y
 
 
-def train(
-    path: str, stop_after: int | None, accumulate: str = "", dropout: float = 0.0, workers: int = 0
-) -> tuple[list[float], int]:
-    """Return the losses, and the exit status of the program; the last rank is told to end after batch `stop_after`.
-
-    With `workers` of the loader, which are told, too: a launcher signals groups of processes.
-    """
-    os.setpgid(0, 0)
+def train(path: str, stop_after: int | None, accumulate: str = "", dropout: float = 0.0) -> tuple[list[float], int]:
+    """Return the losses, and the exit status of the program; the last rank is told to end after batch `stop_after`."""
     torch.manual_seed(0)
     _preemption._EVERY_S = (
         0.0  # ask in each step: these are so quick that the program may be over before the next question
@@ -54,8 +48,7 @@ def train(
     model: Any = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(dropout), nn.Linear(6, 1)).double()
     optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.05)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
-    how = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}  # as in a rank of `hocket run`
-    loader: Any = DataLoader(data, batch_size=8, shuffle=True, **how)
+    loader: Any = DataLoader(data, batch_size=8, shuffle=True)
     model, optimizer, loader = hocket.distribute(model, optimizer, loader, sync_batch_norm=True)
     state = hocket.resume(
         path, loader, model=model, optimizer=optimizer, schedule=schedule,
@@ -75,7 +68,7 @@ def train(
                 losses.append(hocket.average(loss.item()))
                 batches += 1
                 if batches == stop_after and dist.get_rank() == dist.get_world_size() - 1:
-                    os.killpg(0, signal.SIGTERM if workers else signal.SIGUSR1)
+                    os.kill(os.getpid(), signal.SIGUSR1)
             schedule.step()
     except SystemExit as ended:
         return losses, int(ended.code or 0)
@@ -93,16 +86,35 @@ def joined(path: Path, stops: list[int | None], ranks: list[int], *settings: Any
     return losses, counts
 
 
-@pytest.mark.parametrize(("accumulate", "workers"), [("", 0), ("plain", 1), ("no_sync", 0)])
-def test_the_losses_are_those_of_a_run_that_nothing_has_interrupted(
-    accumulate: str, workers: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("accumulate", ["", "plain", "no_sync"])
+def test_the_losses_are_those_of_a_run_that_nothing_has_interrupted(accumulate: str, tmp_path: Path) -> None:
     expected, _ = joined(tmp_path / "other", [None], [2], accumulate, 0.25)
     # In an epoch, in the middle of an accumulation; at an epoch's end, when its last batch has been taken.
-    found, counts = joined(tmp_path, [3, 2 * _BATCHES, None], [2, 2, 2], accumulate, 0.25, workers)
+    found, counts = joined(tmp_path, [3, 2 * _BATCHES, None], [2, 2, 2], accumulate, 0.25)
     assert found == expected
     assert sum(counts) == EPOCHS * _BATCHES
     assert (tmp_path / "checkpoint" / "manifest.json").exists()
+
+
+class Groups(torch.utils.data.Dataset[Any]):
+    """Each sample is the process group of who loads it."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([os.getpgid(0)])
+
+
+@pytest.mark.parametrize("handled", [True, False])
+def test_launchers_signals_to_a_ranks_group_spare_workers_if_the_rank_handles_them(handled: bool) -> None:
+    before = signal.signal(signal.SIGTERM, (lambda *_: None) if handled else signal.SIG_DFL)
+    try:
+        given = DataLoader(Groups(), batch_size=2, num_workers=1, multiprocessing_context="fork")
+        loader = hocket.distribute(nn.Linear(1, 1), None, given)[2]
+        assert [int(group) != os.getpgid(0) for batch in loader for group in batch] == [handled] * 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_other_numbers_of_ranks_go_on(tmp_path: Path) -> None:
