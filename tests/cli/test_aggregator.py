@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from hocket.aggregator import AggregationClient, ElementType, Kind, Operator, parse_address
 from hocket.cli import _application, main
+from hocket.launch import _aggregator
 from hocket.testing import deadline
 
 
@@ -160,6 +162,31 @@ def test_run_starts_one_beside_the_ranks_and_leaves_nothing(job):
 def test_run_starts_a_killed_one_again_and_the_ranks_come_back(job):
     assert job.stdout.count("back") == 2
     assert "the aggregator is started again: aggregator at 127.0.0.1, which ended (SIGKILL)" in job.stderr
+
+
+def test_run_starts_one_that_cannot_start_again_five_times_ever_later_and_says_why_it_leaves_it(monkeypatch, tmp_path):
+    python = tmp_path / "python"  # listens at first, as it seems; finds its port taken afterwards
+    python.write_text(
+        '#!/bin/sh\nwhile [ "$1" != --address-file ]; do shift; done\n[ ! -e "$2" ] || { echo taken >&2; exit 2; }\n'
+        'echo 127.0.0.1:1 > "$2"; sleep 0.1'
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    now_s = [0.0]
+    monkeypatch.setattr(_aggregator, "time", SimpleNamespace(monotonic=lambda: now_s[0], sleep=time.sleep))
+    started = []
+    aggregators = _aggregator.Aggregators(SimpleNamespace(directory=str(tmp_path), name="", add_rank=started.append))
+    said = []
+    while now_s[0] < 40:
+        if os.path.exists(f"/proc/{started[-1]}"):
+            os.waitid(os.P_PID, started[-1], os.WEXITED | os.WNOWAIT)
+        said += [(now_s[0], sentence) for sentence in aggregators.revive()]
+        now_s[0] += 0.5
+    assert [when_s for when_s, _ in said] == [0.0, 1.0, 4.0, 11.0, 26.0, 26.5]
+    assert "is started again: aggregator at 127.0.0.1, which ended (exit status 2: taken)" in said[1][1]
+    assert "is not started again" in said[-1][1]
+    assert "taken" in said[-1][1]
+    assert len(started) == 6
 
 
 def test_run_refuses_aggregate_for_several_hosts(tmp_path, capfd):

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.launch import launch
-from hocket.launch._console import LineAssembler, Output, Terminal
+from hocket.launch._console import LineAssembler, Output, Terminal, bytes_of, outputs
 from hocket.testing import deadline
 
 pieces = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b"12%"]), max_size=30).map(b"".join)
@@ -50,6 +50,13 @@ def test_lines_do_not_depend_on_how_they_were_read(text: bytes, cuts: list[int])
 )
 def test_overwritten_text_is_dropped(text: bytes, lines: list[bytes]) -> None:
     assert assembled(text) == lines
+
+
+def test_a_notebooks_standard_streams_have_no_bytes_beneath_and_take_lines_as_text() -> None:
+    texts = io.StringIO(), io.StringIO()
+    for output in outputs(*map(bytes_of, texts)):
+        output.lines(b"[0] ", ["é".encode(), b"\xff"])
+    assert [text.getvalue() for text in texts] == ["[0] é\n[0] \ufffd\n"] * 2
 
 
 def test_an_unfinished_line_is_shown_again_only_if_it_has_changed() -> None:

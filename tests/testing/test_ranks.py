@@ -1,5 +1,6 @@
 import os
 import signal
+import sys
 import time
 
 import pytest
@@ -69,6 +70,16 @@ def test_the_first_failing_ranks_traceback_is_raised():
     with pytest.raises(RankError, match="one is broken") as caught:
         run_ranks(_fail_on_one, 2)
     assert caught.value.rank == 1
+
+
+def test_a_function_of_a_notebook_is_said_to_be_out_of_the_ranks_reach(monkeypatch):
+    def cell():
+        pass
+
+    cell.__module__, cell.__qualname__ = "__main__", "cell"
+    monkeypatch.setattr(sys.modules["__main__"], "cell", cell, raising=False)
+    with pytest.raises(RankError, match="died with exit code 1\nIt could not load the function.*not in a notebook"):
+        run_ranks(cell, 2)
 
 
 def test_a_deadline_ends_everything_and_shows_where_ranks_hang():

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hocket._sweep import JOB_VARIABLE
@@ -20,6 +21,31 @@ if TYPE_CHECKING:
 
 ADDRESS_VARIABLE = "HOCKET_AGGREGATOR"
 _START_S = 30.0
+_PAUSE_S, _TRIES = 1.0, 5  # from one start to the next: 0, 1, 3, 7, 15 times as long
+_LASTED_S = 60.0  # what has run so long, did start
+
+
+@dataclass(slots=True)
+class _Aggregator:
+    """One aggregator, by what it is started again."""
+
+    role: str
+    place: str  # a node of the emulated cluster, or an address of this host
+    more: list[str]  # options
+    address_file: str  # beside it lies what it said when it could not start
+    listen: str
+    process: subprocess.Popen[bytes] = field(init=False)
+    started_s: float = field(init=False)
+    tries: int = 0
+
+    def ending(self) -> str:
+        """Return how it ended, and why if it said so."""
+        status = self.process.poll()
+        if status is None or status < 0:
+            return "it does not listen" if status is None else signal.Signals(-status).name
+        with open(f"{self.address_file}.said", errors="replace") as file:
+            said = file.readline().strip()
+        return f"exit status {status}" + (f": {said}" if said else "")
 
 
 class Aggregators:
@@ -38,8 +64,7 @@ class Aggregators:
         with open(os.open(self._token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(secrets.token_hex(32))
         self._by_host: Mapping[str, str] = {}
-        # what runs, and by what role, place, options and address it can be started again
-        self._running: list[tuple[subprocess.Popen[bytes], str, str, list[str], str]] = []
+        self._running: list[_Aggregator] = []
         if placement is None:
             self._address = self._listen("aggregator", ["127.0.0.1"], [])["127.0.0.1"]
             return
@@ -58,57 +83,60 @@ class Aggregators:
         address = self._address if host is None else self._by_host.get(host, self._address)
         return {ADDRESS_VARIABLE: address, "HOCKET_AGGREGATOR_TOKEN_FILE": self._token_file}
 
-    def revive(self) -> list[str]:
-        """Start again, at its old address, what has ended; ranks go on without it, and come back. Return the names."""
-        again = []
-        for index, (process, role, place, more, address) in enumerate(self._running):
-            if process.poll() is not None:
-                new, _ = self._start(role, place, more, address)
-                self._running[index] = (new, role, place, more, address)
-                again.append(f"{role} at {place}, which ended ({_ending(process.returncode)})")
-        return again
+    def revive(self) -> Iterator[str]:
+        """Start again, at its old address, what has ended; ranks go on without it, and come back. Yield what to say."""
+        for one in [one for one in self._running if one.process.poll() is not None]:
+            lasted_s = time.monotonic() - one.started_s
+            if lasted_s > _LASTED_S:
+                one.tries = 0
+            if one.tries == _TRIES:
+                self._running.remove(one)
+                yield (
+                    f"the aggregator is not started again: {one.role} at {one.place} ended after each of {_TRIES} "
+                    f"starts ({one.ending()}); the ranks go on without it"
+                )
+            elif lasted_s >= _PAUSE_S * (2**one.tries - 1):
+                yield f"the aggregator is started again: {one.role} at {one.place}, which ended ({one.ending()})"
+                one.tries += 1
+                with contextlib.suppress(OSError):  # too many processes: the next try is as good
+                    self._start(one)
 
-    def _start(self, role: str, place: str, more: list[str], address: str = "") -> tuple[subprocess.Popen[bytes], str]:
-        """Start one; `place` is a node of the emulated cluster, or an address of this host."""
+    def _start(self, one: _Aggregator) -> None:
         fabric = None if self._placement is None else self._placement.fabric
-        host = place if fabric is None else fabric.address(place)
-        address_file = os.path.join(self._job.directory, f"aggregator-address-{role}-{host}")
-        listen = address or f"{host}:0"
-        options = ["--listen", listen, "--token-file", self._token_file, "--address-file", address_file]
-        command = [sys.executable, "-m", "hocket", "aggregator", *options, "--name", f"{role} at {place}", *more]
-        process = subprocess.Popen(
-            fabric.command_in(place, command) if fabric else command,
-            env={**os.environ, JOB_VARIABLE: self._job.name},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the ranks; it is ended after them
-        )
-        self._job.add_rank(process.pid)
+        options = ["--listen", one.listen, "--token-file", self._token_file, "--address-file", one.address_file]
+        name = ["--name", f"{one.role} at {one.place}"]
+        command = [sys.executable, "-m", "hocket", "aggregator", *options, *name, *one.more]
+        one.started_s = time.monotonic()
+        with open(f"{one.address_file}.said", "wb") as said:
+            one.process = subprocess.Popen(
+                fabric.command_in(one.place, command) if fabric else command,
+                env={**os.environ, JOB_VARIABLE: self._job.name},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                start_new_session=True,  # Ctrl-C is for the ranks; it is ended after them
+            )
+        self._job.add_rank(one.process.pid)
         if self._placement is not None:
-            _before_others(process.pid)
-        return process, address_file
+            _before_others(one.process.pid)
 
     def _listen(self, role: str, places: Sequence[str], more: list[str]) -> dict[str, str]:
         """Start one at each place; return the address of each, once it listens."""
-        started = {place: self._start(role, place, more) for place in places}
-        addresses = {}
-        for place, (process, address_file) in started.items():
-            while not os.path.exists(address_file):
-                if process.poll() is not None or time.monotonic() > self._deadline_s:
-                    status = process.poll()
-                    raise LaunchError(
-                        f"the aggregator at {place} did not start (exit status {status}); see `hocket aggregator`"
-                    )
+        started = []
+        for place in places:
+            host = place if self._placement is None else self._placement.fabric.address(place)
+            file = os.path.join(self._job.directory, f"aggregator-address-{role}-{host}")
+            started.append(_Aggregator(role, place, more, file, f"{host}:0"))
+            self._start(started[-1])
+        for one in started:
+            while not os.path.exists(one.address_file):
+                if one.process.poll() is not None or time.monotonic() > self._deadline_s:
+                    raise LaunchError(f"the aggregator at {one.place} did not start ({one.ending()})")
                 time.sleep(0.01)
-            with open(address_file) as file:
-                addresses[place] = file.read().strip()
-            self._running.append((process, role, place, more, addresses[place]))
-        return addresses
-
-
-def _ending(status: int) -> str:
-    return signal.Signals(-status).name if status < 0 else f"exit status {status}"
+            with open(one.address_file) as written:
+                one.listen = written.read().strip()
+        self._running += started
+        return {one.place: one.listen for one in started}
 
 
 def _before_others(pid: int) -> None:

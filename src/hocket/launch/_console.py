@@ -5,7 +5,7 @@ import os
 import re
 import select
 import threading
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, TextIO, cast
 
 from rich.color import ColorSystem
 from rich.console import Console
@@ -135,6 +135,24 @@ def _colour_system(stream: BinaryIO) -> ColorSystem | None:
     known = console.color_system if not console.no_color else None
     cast(io.TextIOWrapper, console.file).detach()  # or its end would close the stream
     return ColorSystem.STANDARD if known else None
+
+
+class _TextStream(io.BufferedIOBase):
+    """Bytes to a stream of text that has no bytes beneath: a notebook's, or one that `redirect_stdout` put there."""
+
+    def __init__(self, text: TextIO) -> None:
+        self._text = text
+
+    def write(self, data: Any, /) -> int:
+        return self._text.write(bytes(data).decode(errors="replace"))
+
+    def flush(self) -> None:
+        self._text.flush()
+
+
+def bytes_of(text: TextIO) -> BinaryIO:
+    """Return what takes bytes for a standard stream."""
+    return cast(BinaryIO, getattr(text, "buffer", None) or _TextStream(text))
 
 
 def outputs(stdout: BinaryIO, stderr: BinaryIO) -> tuple[Output, Output]:

@@ -21,7 +21,7 @@ from ._aggregator import Aggregators
 from ._arguments import ArgumentError, LaunchArguments, parse_arguments
 from ._child import Child
 from ._clean import sweep_abandoned
-from ._console import Output, Terminal, outputs
+from ._console import Output, Terminal, bytes_of, outputs
 from ._failure import JobEnded, LaunchError, RankFailure, describe, has_raised, in_order, read_failure
 from ._job import PASSED_ON, SAVED, SAVED_MARK, Job
 from ._listener import EndingSignals, FailedRank, Interrupted, JobListener, StartedRank, Streams
@@ -107,14 +107,15 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
     sys.stderr.flush()
     _allow_files(len(arguments.hosts) or arguments.nproc)
     directory = _open_directory(arguments)
+    stdout, stderr = stdout or bytes_of(sys.stdout), stderr or bytes_of(sys.stderr)
     if arguments.hosts:
         from ._ssh import run_on_hosts
 
         with _told(directory):
-            outcome, code = run_on_hosts(arguments, stdout or sys.stdout.buffer, stderr or sys.stderr.buffer, directory)
+            outcome, code = run_on_hosts(arguments, stdout, stderr, directory)
         result = LaunchResult(outcome, code, sum(arguments.hosts.values()), time.monotonic() - begin_s, 0)
         return _concluded(result, directory)
-    out, err = outputs(stdout or sys.stdout.buffer, stderr or sys.stderr.buffer)
+    out, err = outputs(stdout, stderr)
     if arguments.as_json:
         out = err
     outcome, code = "finished", 0
@@ -455,8 +456,8 @@ class _RunningJob(JobListener):
             with contextlib.suppress(OSError):
                 self.say(f"what the ranks print cannot be written: {self._merger.output_closed.strerror}")
             raise JobEnded("output-closed", OUTPUT_CLOSED)
-        for name in self.aggregators.revive() if self.aggregators else ():
-            self.say(f"the aggregator is started again: {name}")
+        for sentence in self.aggregators.revive() if self.aggregators else ():
+            self.say(sentence)
         if self._deadline_s is not None and time.monotonic() > self._deadline_s:
             raise JobEnded("timed-out", TIMED_OUT)
         self._check_all_come()

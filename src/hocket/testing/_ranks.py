@@ -23,6 +23,13 @@ _GRACE_S = 2.0
 _preloaded = ["hocket.testing._preload"]
 
 
+_NOT_BEGUN = (
+    "It could not load the function or its arguments, as its own output says: they have to be in a file that ranks can "
+    "import, not in a notebook or an interpreter's input, and a script calls run_ranks below `if __name__ == "
+    '"__main__":`.'
+)
+
+
 class RankError(RuntimeError):
     """A rank raised, died or did not end in time.
 
@@ -158,7 +165,9 @@ def _collect(
             except EOFError:
                 if rank not in expect_death:
                     processes[rank].join(deadline(_GRACE_S))
-                    failures.append((rank, f"died with exit code {processes[rank].exitcode}", ""))
+                    begun = os.path.exists(os.path.join(directory, str(rank)))
+                    ending = f"died with exit code {processes[rank].exitcode}"
+                    failures.append((rank, ending, "" if begun else _NOT_BEGUN))
                     deadline_s = min(deadline_s, time.monotonic() + deadline(_GRACE_S))
             del open_ranks[rank]
         if failures and time.monotonic() >= deadline_s:

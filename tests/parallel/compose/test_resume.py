@@ -96,6 +96,27 @@ def test_the_losses_are_those_of_a_run_that_nothing_has_interrupted(accumulate: 
     assert (tmp_path / "checkpoint" / "manifest.json").exists()
 
 
+class Groups(torch.utils.data.Dataset[Any]):
+    """Each sample is the process group of who loads it."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([os.getpgid(0)])
+
+
+@pytest.mark.parametrize("handled", [True, False])
+def test_launchers_signals_to_a_ranks_group_spare_workers_if_the_rank_handles_them(handled: bool) -> None:
+    before = signal.signal(signal.SIGTERM, (lambda *_: None) if handled else signal.SIG_DFL)
+    try:
+        given = DataLoader(Groups(), batch_size=2, num_workers=1, multiprocessing_context="fork")
+        loader = hocket.distribute(nn.Linear(1, 1), None, given)[2]
+        assert [int(group) != os.getpgid(0) for batch in loader for group in batch] == [handled] * 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_other_numbers_of_ranks_go_on(tmp_path: Path) -> None:
     expected, _ = joined(tmp_path / "other", [None], [1])
     found, _ = joined(tmp_path, [4, 9, None], [2, 3, 1])
