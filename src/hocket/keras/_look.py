@@ -188,11 +188,7 @@ def judge(look: BatchLook, world: World) -> None:
     Raises:
         ValueError: samples of the batch meet in the model, or a layer adds a loss that is no mean over samples.
     """
-    everyone = world.from_all((look.meets, look.added, look.untold, look.state, sorted(look.draws)))
-    meets, added, untold, state = (next((str(one[i]) for one in everyone if one[i]), "") for i in range(4))
-    look.whole_loss = any(world.from_all(look.whole_loss))
-    if _drawn([draws for *_, draws in everyone], world):
-        return
+    meets, added, untold, state = _told(look, world, "meets", "added", "untold", "state")
     if meets:
         raise ValueError(
             "the model computes what it gives for a sample from other samples of its batch (a statistic of the batch, "
@@ -220,11 +216,7 @@ def judge_step(look: Any, world: World, name: str) -> None:
     Raises:
         ValueError: ranks cannot average what it back-propagates.
     """
-    everyone = world.from_all((look.wrong, look.untold, look.unknown, look.state, sorted(look.draws)))
-    wrong, untold, unknown, state = (next((str(one[i]) for one in everyone if one[i]), "") for i in range(4))
-    look.whole_loss = any(world.from_all(look.whole_loss))
-    if _drawn([draws for *_, draws in everyone], world):
-        return
+    wrong, untold, unknown, state = _told(look, world, "wrong", "untold", "unknown", "state")
     if wrong:
         raise ValueError(
             f"{name} back-propagates what ranks, which have parts of the batch, cannot average: {wrong}. Make the loss "
@@ -257,14 +249,20 @@ def _tell_of_state(state: str, world: World, name: str) -> None:
         )
 
 
-def _drawn(everyone: list[list[str]], world: World) -> bool:
-    """Return whether random numbers are drawn that are not those of one process, of which rank 0 warns."""
-    draws = sorted({name for names in everyone for name in names})
+def _told(look: Any, world: World, *kinds: str) -> list[str]:
+    """Return what looks have found of each kind, by the first rank that has; have ranks agree on `whole_loss`.
+
+    Where random numbers are drawn that are not those of one process, rank 0 warns of it, and nothing else counts.
+    """
+    everyone = world.from_all(([getattr(look, kind) for kind in kinds], sorted(look.draws)))
+    look.whole_loss = any(world.from_all(look.whole_loss))
+    draws = sorted({name for _, names in everyone for name in names})
     if draws and world.rank == 0:
         warnings.warn(
             f"the model draws random numbers by {draws[0]}, and each rank draws for its own samples: they are "
             "others than those of one process. Draw by keras.random.uniform or normal, with samples along the "
             "first axis",
-            stacklevel=2,
+            stacklevel=3,
         )
-    return bool(draws)
+    found = zip(*(told for told, _ in everyone), strict=True)
+    return ["" if draws else next((str(one) for one in ranks if one), "") for ranks in found]
