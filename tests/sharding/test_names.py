@@ -74,6 +74,10 @@ SAME: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "operator": (lambda x, y: 2 - x, lambda x, y: torch.sub(2, x)),
     # Operators without a rule of their own, by those into which torch decomposes them.
     "addmm": (lambda x, y: torch.addmm(y[:1], x, y.t() @ y), lambda x, y: y[:1] + x @ (y.t() @ y)),
+    "baddbmm": (
+        lambda x, y: torch.baddbmm(torch.full((4, 6, 6), torch.inf), x[:, :, None], y[:, None], beta=0, alpha=2),
+        lambda x, y: 2 * x[:, :, None] @ y[:, None],
+    ),
     "pairwise": (F.pairwise_distance, lambda x, y: (x - y + 1e-6).square().sum(-1).sqrt()),
     "expand_as": (lambda x, y: x[:, :1].expand_as(x), lambda x, y: x[:, :1].expand(4, 6)),
     "dist": (lambda x, y: torch.special.log_softmax(x, 1), lambda x, y: x.log_softmax(1)),

@@ -94,9 +94,8 @@ def _told_apart(
         inputs = found.inputs()
     except Exception as error:  # whatever a user's loss raises
         why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-    why = next(filter(None, world.from_all(why)), "")
-    if why:
-        _say(world, f"the loss of the model and the sample is not measured ({why}); its memory and time come on top")
+    if said := world.first(why):
+        _say(world, f"the loss of the model and the sample is not measured ({said}); its memory and time come on top")
         return sample, None
     return inputs, found
 
@@ -110,8 +109,7 @@ def _check_sample(model: torch.nn.Module, inputs: Any, world: World) -> None:
             called(model, _part(inputs, world))
     except Exception as error:  # whatever a user's forward raises
         failure = error
-    said = next(filter(None, world.from_all("" if failure is None else f"{type(failure).__name__}: {failure}")), "")
-    if said:
+    if said := world.first("" if failure is None else f"{type(failure).__name__}: {failure}"):
         rule = f"the model cannot be run on it: {said}"
         remedy = (
             "pass what the model's forward takes, without targets: a tuple is model(*sample), a mapping model(**sample)"
@@ -135,9 +133,7 @@ def _measured(
     key = key_of(model, optimizer, inputs, world)
     own = key if loss_fn is None else key_with_loss(key, loss_fn)
     known, whole = world.from_root(_kept(own, key) if world.rank == 0 else (None, False))
-    others = ""
-    if known is None or not whole:
-        others = next(filter(None, world.from_all(busy())), "")
+    others = world.first(busy()) if known is None or not whole else None
     if known is not None:
         _say(world, f"an automatic plan: what was measured before is taken ({VARIABLE}=again measures anew)")
     else:

@@ -109,7 +109,7 @@ def run_references(
                 if world.from_root(late) and (steps or found):
                     break
                 step, refused = _built(plan, model, optimizer, inputs)
-                if reason := next(filter(None, world.from_all(refused)), ""):
+                if reason := world.first(refused):
                     refusals.append(f"{plan.describe()}: {reason}")
                 elif step is not None:
                     steps[plan] = step

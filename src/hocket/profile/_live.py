@@ -112,20 +112,19 @@ class LiveRank:
         return short_place(users_frame(self.stack))
 
 
-def live_ranks(folder: Path, *, only: int | None = None, dump: bool = True) -> list[LiveRank]:
+def live_ranks(folder: Path, *, dump: bool = True) -> list[LiveRank]:
     """Return the ranks whose records are in a folder, in their order.
 
     Args:
         folder: Where the records are.
-        only: The one rank that is asked for.
         dump: Whether ranks whose interpreter does not answer are asked for their stacks by SIGQUIT.
     """
-    paths = files_of_newest(folder) if only is None else [folder / lay.FILE.format(only)]
+    paths = files_of_newest(folder)
     found, begun_s = [], time.perf_counter()
     said = {path: _alive_s(path) for path in paths}
     for path in paths:
         with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
-            found.append(_read(path, dump and only is None, said[path], begun_s + _HEAR_S))
+            found.append(_read(path, dump, said[path], begun_s + _HEAR_S))
     return found
 
 

@@ -147,8 +147,9 @@ def _examined_by(call: OperatorCall) -> Any:
     mine, my_result, _ = _traced(call, local=True)
     if _answers(result) != _answers(my_result):
         call.refuse("has no rule, and tells what differs on shards")
-    steps.pop()
+    given = steps.pop()[1]
     mine.pop()
+    divided = set(shards)
     tensors = [leaf for step in steps[:1] for leaf in leaves(step[1:3]) if isinstance(leaf, Operand)]
     if len(steps) == 1 and len(tensors) == len(list(call.operands())) and _is_pointwise(steps[0][0]):
         return _POINTWISE
@@ -157,8 +158,20 @@ def _examined_by(call: OperatorCall) -> Any:
     for step, (name, my_args, my_kwargs, _) in zip(steps, mine, strict=True):
         if _demanded(call, *step, shards) != _marked((my_args, my_kwargs)):
             call.refuse(f"has no rule, nor is there one for its {name} on shards")
-    found = [shards.get(id(leaf), REPLICATED) for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
-    return found if found else REPLICATED
+    made = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
+    read = set(map(id, made))
+    for *arguments, results in (step[1:] for step in reversed(steps)):
+        if not read.isdisjoint(id(leaf) for leaf in leaves(results)):
+            read |= {id(leaf.tensor) for leaf in leaves(arguments) if isinstance(leaf, Operand)}
+    for one in given:  # one that the simpler operators leave out (beta=0), and whose size the operator looks at
+        if id(one) not in read | divided and any(_has_divided_dim(one, leaf, shards.get(id(leaf))) for leaf in made):
+            call.refuse("has no rule, and is given more than shards of what it does not read")
+    return [shards.get(id(leaf), REPLICATED) for leaf in made] or REPLICATED
+
+
+def _has_divided_dim(one: torch.Tensor, made: torch.Tensor, shard: Shard | None) -> bool:
+    from_end = 0 if shard is None else made.dim() - shard.dim
+    return shard is not None and one.dim() >= from_end and one.shape[-from_end] == shard.size != 1
 
 
 class _Broadcast(NamedTuple):

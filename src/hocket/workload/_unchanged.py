@@ -36,25 +36,36 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     its parameters in the block keeps them.
     """
     state = _KeptState()
-    modules = list(model.modules())
-    parameters = {id(p): p for module in modules for p in module._parameters.values() if p is not None}.values()
-    gradients = [(parameter, parameter.grad) for parameter in parameters]
-    devices = sorted({p.device for p in parameters if p.is_cuda}, key=str)
-    for module in modules:
+    for module in model.modules():
         state.keep_attributes(module)
         for base in type(module).__mro__:
             if _is_users(base):
                 state.keep_class(base)
     numpy_state, python_state = np.random.get_state(legacy=False), random.getstate()
-    for parameter, _ in gradients:
+    with without_gradients(model):
+        try:
+            yield
+        finally:
+            np.random.set_state(numpy_state)
+            random.setstate(python_state)
+            state.put_back()
+
+
+@contextmanager
+def without_gradients(model: nn.Module) -> Iterator[None]:
+    """Make a block in which a model has no gradients, and after which those and torch's random numbers are as before.
+
+    A lazy module may get its parameters in the block.
+    """
+    modules = list(model.modules())
+    parameters = {id(p): p for module in modules for p in module._parameters.values() if p is not None}.values()
+    gradients = [(parameter, parameter.grad) for parameter in parameters]
+    for parameter in parameters:
         parameter.grad = None
     try:
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=sorted({p.device for p in parameters if p.is_cuda}, key=str)):
             yield
     finally:
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
-        state.put_back()
         for parameter, gradient in gradients:
             parameter.grad = gradient
 

@@ -143,8 +143,8 @@ def announce_waited(op: OperationRecord, begin_s: float, end_s: float) -> None:
         observer.operation_waited(op, begin_s, end_s)
 
 
-def announce_message(kind: str, nbytes: int, world: int, begin_s: float, end_s: float) -> None:
-    """Tell all observers that the user's thread was blocked on a message between two ranks, from begin to end.
+def announce_message(world: int, begin_s: float, end_s: float) -> None:
+    """Tell all observers that the user's thread was blocked on a message of another rank, from begin to end.
 
     Messages are the handles of their callers, who alone know when they wait; sequences of them have no number.
     """
@@ -152,8 +152,8 @@ def announce_message(kind: str, nbytes: int, world: int, begin_s: float, end_s: 
         op = OperationRecord(
             group="messages",
             seq=0,
-            kind=kind,
-            nbytes=nbytes,
+            kind="recv",
+            nbytes=0,  # which the caller alone knows
             dtype="",
             world=world,
             path="message",

@@ -248,8 +248,7 @@ def _alike(world: World, work: Callable[[], T]) -> T:
             f"the model cannot be taken apart into steps ({failure}). Keep the code that says so in one submodule, or "
             "say pipeline_parallel_degree = 1 (data, sharded and tensor parallelism do not split models)"
         )
-    first = next((one for one in world.from_all(failure) if one is not None), None)
-    if first is not None:
+    if first := world.first(failure):
         raise SplitError(first) from cause
     return cast(T, found)
 

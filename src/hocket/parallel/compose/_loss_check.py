@@ -215,7 +215,7 @@ class LossCheck:
             if calm is as_trained and not any(from_all(error)):
                 with undisturbed(modules):  # perhaps it was no random number, but what the first pass left in buffers
                     steady = all(from_all(agrees(1, first)))
-        return next(filter(None, from_all(error)), None), steady
+        return self._composition.mesh.whole.first(error), steady
 
     def _whole_alone(
         self, modules: Sequence[torch.nn.Module], few: BatchPart, batch: BatchPart | None, error: str

@@ -1,7 +1,5 @@
 """Each rank holds a part of every parameter, and a whole block only while it is computed: torch's FSDP2 underneath."""
 
-import hashlib
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -11,8 +9,6 @@ import torch
 from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.distributed.device_mesh import DeviceMesh
 
-from hocket import comm
-
 from ..batches import mapped
 from ..mesh import World
 from ..state import Owned, ParameterPlacement, ShardBox, is_excluded
@@ -20,8 +16,8 @@ from ._copies import AverageOfCopies
 from ._hooks import has_own_hooks
 from ._overlap import ForwardPrefetch, OverlappedAllGather, OverlappedReduceScatter, on_several_hosts
 from ._strategy import ShardingStrategy
+from ._used_parameters import UsedParameters
 
-_BITS = 16  # of a digest
 _PARTS = (
     "the model or the loss computes with parameters outside of the block that they belong to (a sum over "
     "model.parameters(), say), and shard = 'parameters' has a part of them there: say shard = 'gradients'"
@@ -58,7 +54,7 @@ class FullySharded(ShardingStrategy):
         self._ahead: list[ForwardPrefetch] = []
         self._averages: list[AverageOfCopies] = []
         self._copies = copies
-        self._used = _Used([world, copies])
+        self._used = UsedParameters([world, copies])
         several_hosts = on_several_hosts(world)
         for module, names in modules:
             excluded = dict.fromkeys(p for p in module.parameters() if is_excluded(p))
@@ -247,72 +243,6 @@ def _refuse_other_parameters(block: torch.nn.Module, held: list[tuple[Any, str]]
                 )
 
     block.register_forward_pre_hook(check, prepend=True)  # before FSDP2's own
-
-
-class _Used:
-    """Knows which parameters some rank has used in a step, and that all ranks have reduced blocks in the same order.
-
-    Where a rank has not used a parameter, as an expert to which none of its samples goes, FSDP2 leaves it out, and adds
-    gradients of other parameters that are as long to those of other ranks. That is refused.
-    """
-
-    def __init__(self, worlds: Sequence[World]) -> None:
-        self._worlds = [world for world in worlds if world.size > 1]
-        self._numbers: dict[int, int] = {}  # by a sharded parameter's identity
-        self._groups = 0
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin anew."""
-        self._mine = set[int]()  # numbers of parameters
-        self._order: list[int] = []  # numbers of blocks whose gradients were reduced
-
-    def follow(self, group: Any) -> None:
-        """Take notice of what FSDP2 holds together."""
-        block, self._groups, plain = self._groups, self._groups + 1, group.post_backward
-        numbers = [self._numbers.setdefault(id(one.sharded_param), len(self._numbers)) for one in group.fsdp_params]
-
-        def post_backward(*unused: Any) -> None:
-            gathered = [
-                pair for pair in zip(group.fsdp_params, numbers, strict=True) if hasattr(pair[0], "_unsharded_param")
-            ]
-            for one, number in gathered:
-                if one.unsharded_accumulated_grad is not None or one.unsharded_param.grad is not None:
-                    self._mine.add(number)
-            if gathered:
-                self._order.append(block)
-            plain(*unused)
-
-        group.post_backward = post_backward
-
-    def anywhere(self) -> set[int]:
-        """Return the identities of the sharded parameters that some rank has used; a collective operation.
-
-        Raises:
-            RuntimeError: ranks have reduced gradients of blocks in different orders, or of different parameters.
-        """
-        digest = hashlib.sha256(repr(self._order).encode()).digest()
-        bits = [1.0 if digest[i // 8] >> i % 8 & 1 else -1.0 for i in range(_BITS)]
-        sums = torch.tensor([float(number in self._mine) for number in self._numbers.values()] + bits)
-        for world in self._worlds:
-            sums = sums.to(world.device)
-            with comm.label("parameters used"):
-                world.all_reduce(sums)
-        *used, bits = [*sums[:-_BITS].tolist(), sums[-_BITS:].tolist()]
-        self.forget()
-        ranks = math.prod(world.size for world in self._worlds)
-        if any(abs(bit) < ranks - 0.5 for bit in bits):
-            raise RuntimeError(
-                "back-propagation went through blocks of the model in another order, or through others, on some ranks "
-                "(layers left out at random, branches on data), so that sharded gradients were added up wrongly: say "
-                "shard = 'gradients'"
-            )
-        if any(0 < count < ranks for count in used):
-            raise RuntimeError(
-                "some ranks use parameters in this step that others do not (experts to which none of a rank's samples "
-                "goes), so that sharded gradients were added up wrongly: say shard = 'gradients'"
-            )
-        return {key for key, ranks_that_used in zip(self._numbers, used, strict=True) if ranks_that_used}
 
 
 class _OtherData:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import torch
@@ -19,6 +19,17 @@ _BITS: Final = 16
 _DRAWN: Final = 256  # indices of a batch that are compared: beyond a thousand they would take time in each step
 _ELEMENTS: Final = 4096
 _TOLERANCE: Final = 1e-5  # of a sum of weights: hosts of different processors round the last place differently
+
+
+def marks_of(value: Any) -> list[float]:
+    """Return numbers of one size each, whose signs are a digest of what `repr` says of a value."""
+    digest = hashlib.sha256(repr(value).encode()).digest()
+    return [1.0 if digest[i // 8] >> i % 8 & 1 else -1.0 for i in range(_BITS)]
+
+
+def alike(sums: Iterable[float], ranks: int) -> bool:
+    """Return whether the sums of so many ranks' marks are those of one value on all."""
+    return all(abs(one) > ranks - 0.5 for one in sums)
 
 
 class ReplicaMarks:
@@ -67,15 +78,15 @@ class ReplicaMarks:
 
     def numbers(self) -> torch.Tensor:
         """Return this rank's marks, to be summed over ranks: float64 of SIZE elements."""
-        digest = hashlib.sha256(repr((_drawn(), self._settings())).encode()).digest()
-        bits = [1.0 if digest[i // 8] >> i % 8 & 1 else -1.0 for i in range(_BITS)]
         weight = self._weight()
-        return torch.tensor([*bits, weight, weight * weight], dtype=torch.float64)
+        marks = marks_of((_drawn(), self._settings()))
+        return torch.tensor([*marks, weight, weight * weight], dtype=torch.float64)
 
     def check(self, sums: torch.Tensor, world: World) -> None:
         """Compare; on every rank alike. Raises RuntimeError: ranks have different settings, or different weights."""
-        *bits, weight, square = (sums.double().cpu() / world.size).tolist()
-        if any(abs(bit) < 1 - 0.5 / world.size for bit in bits):
+        *marks, weight, square = sums.double().cpu().tolist()
+        weight, square = weight / world.size, square / world.size
+        if not alike(marks, world.size):
             drawn = world.from_all(_drawn())
             if (rank := next((rank for rank, one in enumerate(drawn) if one != drawn[0]), 0)) > 0:
                 raise RuntimeError(

@@ -12,9 +12,9 @@ from torch import fx
 
 from ..batches import trees as _trees
 from . import _values
+from ._kept_tensors import tensors_unchanged, without_large_gradients
 from ._replay import computed
 from ._trace import Traced, trace
-from ._undisturbed import undisturbed, without_large_gradients
 
 Tensor = torch.Tensor
 
@@ -51,7 +51,7 @@ def measured(traced: Traced, *, repeats: int = 5) -> Times:
     """Do as `measure` does, with a model that has been traced already."""
     runs = []
     parameters = list(traced.model.parameters())
-    with undisturbed(traced.model), torch.enable_grad(), without_large_gradients(traced.model):
+    with tensors_unchanged(traced.model), torch.enable_grad(), without_large_gradients(traced.model):
         for _ in range(repeats + 1):
             runs.append(_run(traced))
             for parameter in parameters:

@@ -19,7 +19,7 @@ from hocket.workload.division import plain_values, unchanged
 
 from ..batches import trees as _trees
 from ._forward_recorder import DataDependentError, ForwardRecorder
-from ._undisturbed import undisturbed
+from ._kept_tensors import tensors_unchanged
 
 Tensor = torch.Tensor
 _REMEDY: Final = (
@@ -102,7 +102,7 @@ def _followed(model: torch.nn.Module, sample: Any, grad: bool, earlier: dict[int
         recorder = ForwardRecorder(model, whole, compiled, grad, earlier)
         before = plain_values(model)
         try:
-            with undisturbed(model), torch.set_grad_enabled(grad):
+            with tensors_unchanged(model), torch.set_grad_enabled(grad):
                 recorder.follow(sample)
             _refuse_state(model, sample, before)
             earlier.update(recorder.tensors())
@@ -132,7 +132,7 @@ def _refuse_state(model: torch.nn.Module, sample: Any, before: dict[str, Any]) -
     after = plain_values(model)
     if all(after[name] == before.get(name) for name in after):
         return
-    with undisturbed(model), torch.no_grad():
+    with tensors_unchanged(model), torch.no_grad():
         _trees.called(model, sample)
     again = plain_values(model)
     if changing := [name for name in again if again[name] != after.get(name)]:
@@ -144,7 +144,7 @@ def _refuse_state(model: torch.nn.Module, sample: Any, before: dict[str, Any]) -
 
 def _runs(model: torch.nn.Module, sample: Any) -> bool:
     try:
-        with undisturbed(model), torch.no_grad():
+        with tensors_unchanged(model), torch.no_grad():
             _trees.called(model, sample)
     except Exception:
         return False

@@ -14,10 +14,10 @@ from ..batches import trees as _trees
 from ..state import give_back, is_deferred
 from . import _micro, _values
 from ._flight import Flight
+from ._kept_tensors import tensors_unchanged, without_large_gradients
 from ._numbers import OtherBranchError
 from ._stage import Stage
 from ._trace import UNCUT, SplitError
-from ._undisturbed import undisturbed, without_large_gradients
 
 Tensor = torch.Tensor
 
@@ -134,7 +134,7 @@ def chained(stages: Sequence[Stage], inputs: Any) -> tuple[Any, Callable[[list[T
 def _results(model: torch.nn.Module, run: Callable[[], Any], *, backward: bool) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     few: dict[str, Tensor] = {}
-    with undisturbed(model), torch.set_grad_enabled(backward), without_large_gradients(model, few):
+    with tensors_unchanged(model), torch.set_grad_enabled(backward), without_large_gradients(model, few):
         seed(0)
         output, back = run()
         tensors = _values.tensors_of(output)

@@ -141,7 +141,7 @@ class StageWire:
         begin_s = time.perf_counter()
         for work in works:
             work.wait()
-        comm.announce_message("recv", 0, self._world.size, begin_s, time.perf_counter())
+        comm.announce_message(self._world.size, begin_s, time.perf_counter())
         for work in works:
             if isinstance(work, _MessagePart):
                 work.gather()

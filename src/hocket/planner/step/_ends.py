@@ -213,7 +213,7 @@ def _exchange(
     if constants.overlap:
         bucket, link = BucketSizes.choose(float(gradients.sum()), plan.bucket_bytes).most, Stream()
         backward = (times.backward + times.again + times.tensor_backward)[layers]
-        _reduce_buckets(link, gradients, backward, 0.0, bucket, lambda nbytes: cost(kind, nbytes).seconds)
+        _reduce_buckets(link, gradients, backward, bucket, lambda nbytes: cost(kind, nbytes).seconds)
         exposed = max(0.0, link.free_s - float(backward.sum()))
     hidden = max(0.0, whole.seconds - exposed)
     # What is sharded cannot be added up at home, but for the gradients of a pipeline's micro-batches.
@@ -270,13 +270,11 @@ def _reduce_buckets(
     link: Stream,
     gradients: np.ndarray,
     backward: np.ndarray,
-    begin: float,
     bucket: float,
     seconds: Callable[[float], float],
 ) -> None:
     """Let a link reduce gradients while back-propagation goes on; buckets fill from the last layer on."""
     rank, held = Stream(), 0.0
-    rank.free_s = begin
     for nbytes, compute in zip(gradients[::-1].tolist(), backward[::-1].tolist(), strict=True):
         rank.add(compute)
         held += nbytes

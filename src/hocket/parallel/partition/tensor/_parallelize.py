@@ -71,8 +71,8 @@ class TensorParallel:
         lines = [f"{d.name or '(the model)':{width}}  {d.form:10}  {d.reason}" for d in self.decisions]
         return "\n".join([*lines, *map(str, self.collectives)])
 
-    def left_whole(self, most: int = 3) -> list[str]:
-        """Return the layers of most parameter bytes that every rank has all of, largest first, each with the reason."""
+    def left_whole(self) -> list[str]:
+        """Return the three largest layers, by bytes, that every rank has all of, each with the reason."""
         reasons = dict(self.refused)
         nbytes: Counter[str] = Counter()
         for name, parameter in self.model.named_parameters():
@@ -81,9 +81,7 @@ class TensorParallel:
                 owner = owner.rpartition(".")[0]
             if name not in self.pieces:
                 nbytes[owner] += parameter.nbytes
-        return [
-            f"{name or 'the model'} ({reasons.get(name, 'no form for it')})" for name, _ in nbytes.most_common(most)
-        ]
+        return [f"{name or 'the model'} ({reasons.get(name, 'no form for it')})" for name, _ in nbytes.most_common(3)]
 
     def chunks(
         self, name: str, tensor: torch.Tensor, offsets: tuple[int, ...] | None = None

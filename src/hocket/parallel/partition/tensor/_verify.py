@@ -86,7 +86,7 @@ class Verifier:
                 found = f"on the sample: {type(error).__name__}: {error}"
         finally:
             applied.undo()
-        return next((f for f in self._world.from_all(found) if f is not None), None)
+        return self._world.first(found)
 
     def _run(self) -> _Result:
         parameters = {n: p for n, p in self._model.named_parameters() if p.requires_grad and n not in self._large}

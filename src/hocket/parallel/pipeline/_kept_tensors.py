@@ -1,4 +1,4 @@
-"""Runs a model without a trace: its buffers, gradients and random numbers are as before."""
+"""Runs of a model that leave its buffers, gradients and random numbers as before, and keep few gradients."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import torch
+
+from hocket.workload.division import without_gradients
 
 from ..state import is_deferred
 
@@ -38,25 +40,17 @@ def without_large_gradients(model: torch.nn.Module, kept: dict[str, torch.Tensor
 
 
 @contextlib.contextmanager
-def undisturbed(model: torch.nn.Module) -> Iterator[None]:
-    """Open a block after which buffers, gradients and the state of the random numbers are put back as they were."""
-    modules = list(model.modules())
-    parameters = {id(p): p for module in modules for p in module._parameters.values() if p is not None}.values()
-    devices = sorted({p.device for p in parameters if p.is_cuda}, key=str)
-    homes = [(module, dict(module._buffers)) for module in modules if module._buffers]
+def tensors_unchanged(model: torch.nn.Module) -> Iterator[None]:
+    """Open a block after which buffers, gradients and torch's random numbers are as before; all else may go on."""
+    homes = [(module, dict(module._buffers)) for module in model.modules() if module._buffers]
     found = {id(one): one for _, own in homes for one in own.values() if one is not None}.values()
     buffers = [(buffer, buffer.detach().clone()) for buffer in found]
-    gradients = [(parameter, parameter.grad) for parameter in parameters]
-    for parameter, _ in gradients:
-        parameter.grad = None
-    try:
-        with torch.random.fork_rng(devices=devices):
+    with without_gradients(model):
+        try:
             yield
-    finally:
-        for module, own in homes:
-            module._buffers.update(own)
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+        finally:
+            for module, own in homes:
+                module._buffers.update(own)
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
