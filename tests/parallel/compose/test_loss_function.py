@@ -162,5 +162,12 @@ def test_a_log_has_an_entry_for_each_part() -> None:
     assert len(seen) == 8
 
 
+def test_a_loss_may_change_outputs_and_targets_in_place() -> None:
+    def loss(out: Tensor, target: Tensor) -> Tensor:
+        return out.mul_(2).sub_(target.add_(1)).square().mean()
+
+    assert trained(lambda: loss, Plan(accumulate=2)) == pytest.approx(trained(lambda: loss, None), rel=1e-12)
+
+
 def test_a_buffer_of_a_loss_module_is_kept() -> None:
     assert trained(Module, Plan()) == pytest.approx(trained(Module, None), rel=1e-12)

@@ -39,6 +39,7 @@ def everything() -> dict[str, Any]:
         "two models": two_models(),
         "by hand": by_hand(),
         "sampled": sampled(),
+        "in place": in_place(),
     }
 
 
@@ -56,6 +57,40 @@ def network() -> nn.Module:
 def data() -> TensorDataset:
     x = torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(1)).double()
     return TensorDataset(x, x[:, :3] * x[:, 3:])
+
+
+class Shifting(nn.Module):
+    """Changes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.sub_(0.5).mul_(2))
+
+
+def in_place() -> list[float]:
+    """The losses of such a model, by a loop that changes targets, too."""
+    model: Any = Shifting()
+    loader: Any = DataLoader(data(), batch_size=8)
+    optimizer: Any = torch.optim.SGD(model.parameters(), 0.1)
+    if dist.is_initialized():
+        model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    losses = []
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y.mul_(0.5))
+        loss.backward()
+        optimizer.step()
+        losses.append(float(hocket.average(loss.detach())))
+    return losses
+
+
+def test_a_model_may_change_its_inputs_in_place(ranks: list[dict[str, Any]]) -> None:
+    """Looks at the first batch had changed it before the loop's own pass."""
+    alone = in_place()
+    assert [one["in place"] for one in ranks] == [pytest.approx(alone, rel=1e-12)] * 2
 
 
 def error_of(run: Callable[[], Any]) -> str:

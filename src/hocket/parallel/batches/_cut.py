@@ -233,6 +233,11 @@ class BatchPart:
     samples: int  # how many samples count: none where one was given so that the rank keeps step with others
     total: int  # samples of the global batch
 
+    def copied(self) -> BatchPart:
+        """Return the same, for a pass besides the program's own: a model or loss may change what it gets in place."""
+        inputs, target = _trees.mapped((self.inputs, self.target), lambda one: one.detach().clone())
+        return BatchPart(inputs, target, self.samples, self.total)
+
 
 class Keywords:
     """Which entries of a batch of keywords go to a model; if `targeted`, a loss function gets all of them."""

@@ -78,7 +78,7 @@ class LossCheck:
             self._refuse_tables(modules)
         if mesh["data"].size > 1 and mesh["pipeline"].size == 1:  # the first step shows what stages draw
             with torch.no_grad():  # FSDP keeps what it has gathered for a backward
-                draws = draws_of(modules, few.samples, lambda: composition.passes.value(few, lambda *_: None))
+                draws = draws_of(modules, few.samples, lambda: composition.passes.value(few.copied(), lambda *_: None))
             composition.passes.numbers.look()
             composition.passes.numbers.decide(draws)
         with undisturbed(modules), self._exactly():
@@ -227,7 +227,7 @@ class LossCheck:
         assert batch is not None
         as_evaluated(modules)
         try:
-            self._composition.passes.measured(batch, whole=True)
+            self._composition.passes.measured(batch.copied(), whole=True)
             takes = True
         except Exception:  # an error of the model's own, which the step will meet
             takes = False

@@ -17,6 +17,7 @@ from ..batches import (
     MeasuredLoss,
     batch_of,
     cut_fields,
+    mapped,
     possible_counts,
     tensors_in,
     undisturbed,
@@ -73,7 +74,7 @@ class LossJudge:
         if end - begin < part.samples:
             inputs, target = cut_fields(part.inputs, part.target, begin, end, part.samples)
             part = BatchPart(inputs, target, end - begin, end - begin)
-        return self._passes.measured(part, self._loss, whole=True)
+        return self._passes.measured(part.copied(), self._loss, whole=True)
 
     def _loss(self, output: Any, target: Any) -> Any:
         """Return the loss, and note how large the terms are that the outputs add up to in it, to first order."""
@@ -83,7 +84,8 @@ class LossJudge:
             with as_before(function):
                 for _ in range(2):
                     with undisturbed(modules_in(function)):
-                        self._again.append(_number(function(output, target)))
+                        given = mapped((output, target), torch.clone)  # which a loss may change in place
+                        self._again.append(_number(function(*given)))
         with as_before(function):
             exchanged.begin()
             try:

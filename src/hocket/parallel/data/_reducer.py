@@ -252,7 +252,11 @@ class GradientReducer:
                         "inputs tell the batch, or make all batches of a size that the ranks can share equally"
                     )
                 self.expect_backward()
-            if not self._synchronise or number not in self._slots:
+            if number not in self._slots:
+                return
+            if not self._synchronise:
+                if self._reduction.attaches:  # else what adds up on this rank would be there twice
+                    self._adopt(number, parameter)
                 return
             bucket, _ = self._slots[number]
             if bucket.work is not None:

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hocket.comm import torch_adapter
 
-from ..batches import mix, undisturbed
+from ..batches import mapped, mix, undisturbed
 from ..mesh import World
 
 _BOTH = (
@@ -164,7 +164,7 @@ def draws_apart(module: torch.nn.Module, inputs: Any, samples: int) -> Draws:
         samples: How many samples these hold.
     """
     module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
-    args, kwargs = inputs
+    args, kwargs = mapped(inputs, lambda one: one.detach().clone().requires_grad_(one.requires_grad))  # for itself
     if not module.training or any(one._forward_hooks for one in module.modules()):
         return Draws((), samples)
     with torch_adapter.without_collectives():

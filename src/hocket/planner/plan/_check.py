@@ -65,7 +65,8 @@ def check_run(plan: Plan, timeline: Timeline, *, steps: int = 1) -> PlanCheck:
     if not ranks or steps < 1:
         raise PlanError(f"nothing can be compared: {timeline.name} holds {len(timeline.spans)} spans of {steps} steps")
     inside = product(plan, *inner())
-    if len(ranks) % inside or plan.data_parallel_degree not in (-1, len(ranks) // inside):
+    whole = len(ranks) > 1  # of one rank it may be that rank's part
+    if whole and (len(ranks) % inside or plan.data_parallel_degree not in (-1, len(ranks) // inside)):
         rule = f"{timeline.name} is of {len(ranks)} ranks, which {plan.describe()} does not make"
         raise PlanError("nothing can be compared:", [PlanFinding("timeline", rule, "give the plan of that run")])
     if all(span.kind != "compute" for span in timeline.spans):

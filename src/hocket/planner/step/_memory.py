@@ -199,9 +199,8 @@ def memory_of(
             buffers += 2 * min(BucketSizes.choose(whole, plan.bucket_bytes).most, whole)
         if (copies > 1 and plan.shard in ("optimizer", "gradients")) or plan.micro_batches * plan.accumulate > 1:
             arriving += float(own.gradients.max())  # a gradient as it arrives, beside the memory where it is added up
-        kept = plan.accumulate > 1 and plan.shard != "gradients"
-        if lasting and plan.shard != "parameters" and (pipeline > 1 or kept):
-            added = whole  # what passes have added up, before it goes to buckets
+        if lasting and plan.shard == "gradients" and pipeline > 1:
+            added = whole  # what passes have added up, before it goes to buckets, which are lent
         if pipeline > 1:
             buffers += 4 * output  # a message each way that is sent, and one that is received
         flight = in_flight(plan, rank)
