@@ -89,8 +89,7 @@ class Layer:
         )
         operations = self.operations
         if divided:
-            whole = () if sequence else ("shared", "repeated")
-            operations = tuple(one.over(1 if one.part in whole else each) for one in operations)
+            operations = _divided(operations, each, sequence)
         exchanges: tuple[Exchange, ...] = ()
         if divided and self.reductions:
             # With sequence parallelism each all-reduce is a reduce-scatter and an all-gather, of the same bytes.
@@ -114,6 +113,13 @@ class Layer:
     def state_bytes(self) -> int:
         """Parameters, gradients and optimizer state together."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+
+@functools.lru_cache(maxsize=1024)  # like layers share operations
+def _divided(operations: tuple[Operation, ...], degree: int, sequence: bool) -> tuple[Operation, ...]:
+    """Return what each of `degree` ranks does of a layer that they divide, with its sequence or without."""
+    whole = () if sequence else ("shared", "repeated")
+    return tuple(one.over(1 if one.part in whole else degree) for one in operations)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The table of axes. A new axis is a file here, a line in the table, and a folder of `parallel` that carries it out."""
 
+import functools
 import math
 from typing import TYPE_CHECKING, Final
 
@@ -36,6 +37,7 @@ def product(plan: "Plan", *axes: Axis) -> int:
     return math.prod(one.degree(plan) for one in axes)
 
 
+@functools.lru_cache(maxsize=4096)  # a search asks some twenty times for each plan
 def replicas(plan: "Plan") -> tuple[int, int]:
     """Return how many ranks hold the same parameters, and how many ranks are from each to the next."""
     mine = [one for one in AXES if one.replicates]

@@ -110,6 +110,7 @@ def talking(nbytes: Sequence[float], rank: int) -> tuple[int, tuple[float, ...]]
     return rank, tuple(round(min(1.0, one / nbytes[rank]), 2) if nbytes[rank] else 0.0 for one in nbytes)
 
 
+@functools.lru_cache(maxsize=64)  # of one search they are the same
 def fetched(constants: Constants) -> Constants:
     """Return what gathers and reduce-scatters of sharded parameters reach."""
     return dataclasses.replace(constants, gather_share=constants.gather_share * constants.fetch_share)

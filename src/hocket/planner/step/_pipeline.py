@@ -1,6 +1,5 @@
 """A plan's pipeline, followed from action to action: what a rank of it spends besides its own work."""
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,8 +53,8 @@ def stage_works(
         hop = hops[stage] if stage < len(hops) else Hop()
         port = ports[stage % len(ports)]
         both = forward + handling / 2, backward + handling / 2
-        own = StageWork(*both, wire, wire_back, hop.busy_s, weights, port, hop.latency_s, hop.links, hop.nbytes)
-        found.append(dataclasses.replace(own, beside=hop.beside))
+        sent = hop.busy_s, weights, port, hop.latency_s, hop.links, hop.nbytes
+        found.append(StageWork(*both, wire, wire_back, *sent, beside=hop.beside))
     return tuple(found)
 
 
