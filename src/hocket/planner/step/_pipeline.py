@@ -53,8 +53,8 @@ def stage_works(
         hop = hops[stage] if stage < len(hops) else Hop()
         port = ports[stage % len(ports)]
         both = forward + handling / 2, backward + handling / 2
-        sent = hop.busy_s, weights, port, hop.latency_s, hop.links, hop.nbytes
-        found.append(StageWork(*both, wire, wire_back, *sent, beside=hop.beside))
+        times_s = *both, wire, wire_back, hop.busy_s, weights
+        found.append(StageWork(*times_s, port, hop.latency_s, hop.links, hop.nbytes, hop.beside))
     return tuple(found)
 
 
