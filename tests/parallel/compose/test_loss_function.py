@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hocket
+from hocket.parallel.compose._loss_function import as_before
 from hocket.planner import Plan, PlanError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -167,6 +168,21 @@ def test_a_loss_may_change_outputs_and_targets_in_place() -> None:
         return out.mul_(2).sub_(target.add_(1)).square().mean()
 
     assert trained(lambda: loss, Plan(accumulate=2)) == pytest.approx(trained(lambda: loss, None), rel=1e-12)
+
+
+def test_what_a_library_keeps_is_left_alone() -> None:
+    library: dict[str, Any] = {"__name__": "library", "loaded": None, "cache": {}}
+    exec("def load():\n    global loaded\n    loaded = True\n    cache['key'] = 1\n", library)
+    load = library["load"]
+
+    def loss(out: Tensor, target: Tensor) -> Tensor:
+        load()
+        return F.mse_loss(out, target)
+
+    with as_before(loss):
+        loss(torch.zeros(2), torch.zeros(2))
+    assert library["loaded"]
+    assert library["cache"] == {"key": 1}
 
 
 def test_a_buffer_of_a_loss_module_is_kept() -> None:

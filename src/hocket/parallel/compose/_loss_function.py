@@ -20,6 +20,8 @@ def modules_in(function: Any, depth: int = _DEPTH) -> list[torch.nn.Module]:
     if isinstance(function, torch.nn.Module):
         return [function]
     used = [one for one, _ in _used(function)]
+    if not isinstance(function, types.FunctionType | types.MethodType | functools.partial):
+        used = [one for one in used if isinstance(one, torch.nn.Module) or hasattr(function, "__wrapped__")]
     found = {id(one): one for use in used if depth for one in modules_in(use, depth - 1)}
     return list(found.values())
 
@@ -28,8 +30,8 @@ def modules_in(function: Any, depth: int = _DEPTH) -> list[torch.nn.Module]:
 def as_before(function: Any) -> Iterator[None]:
     """Open a block after which what a loss function keeps, but in modules, is as it was.
 
-    Names that it assigns in its module and closure, attributes of its object, and contents of tensors, lists and dicts
-    that these hold.
+    Names that functions of its file assign there or in a closure, attributes of objects whose class that file has, and
+    contents of tensors, lists and dicts that these hold. What libraries keep, as what they have loaded, is left alone.
     """
     places: list[tuple[Any, Callable[[Any], None]]] = []
     values: dict[int, Any] = {}
@@ -41,9 +43,8 @@ def as_before(function: Any) -> Iterator[None]:
             continue
         if type(one) in (list, dict) and len(one) <= _FEW:
             values |= {id(value): value for value in (one.values() if type(one) is dict else one)}
-        for value, put in _used(one) if depth and id(one) not in values else ():
-            if put is not None and (isinstance(one, types.FunctionType) or type(one).__module__ == home):
-                places.append((value, put))
+        for value, put in _used(one) if depth and id(one) not in values and _is_of(one, home) else ():
+            places += [(value, put)] if put is not None else []
             todo.append((value, depth - 1))
         values[id(one)] = one
     kept = [one for one in values.values() if not isinstance(one, torch.Tensor) or one.numel() <= _LARGE]
@@ -52,6 +53,13 @@ def as_before(function: Any) -> Iterator[None]:
             after.callback(put, value)
         after.enter_context(unaltered(kept))
         yield
+
+
+def _is_of(one: Any, home: str | None) -> bool:
+    """Return whether a file has a function, or an object's class."""
+    if isinstance(one, functools.partial | types.MethodType):
+        return True  # what they are made of tells
+    return (one.__module__ if isinstance(one, types.FunctionType) else type(one).__module__) == home
 
 
 def _used(function: Any) -> Sequence[tuple[Any, Callable[[Any], None] | None]]:
