@@ -34,16 +34,16 @@ if TYPE_CHECKING:
         workload,
         workloads,
     )
-    from hocket.parallel import Trainer, average, deferred, distribute, read_state_dict, resume, shard, total
+    from hocket.parallel import Trainer, average, deferred, distribute, own, read_state_dict, resume, shard, total
     from hocket.planner import Plan
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "Plan", "Trainer", "__version__", "aggregator", "algorithms", "average", "calibrate", "cluster", "comm",
-    "deferred", "distribute", "explain", "fabric", "integrations", "keras", "launch", "optim", "parallel", "planner",
-    "profile", "read_state_dict", "resume", "schedule", "shard", "sharding", "simulate", "testing", "timeline", "total",
-    "units", "workload", "workloads",
+    "deferred", "distribute", "explain", "fabric", "integrations", "keras", "launch", "optim", "own", "parallel",
+    "planner", "profile", "read_state_dict", "resume", "schedule", "shard", "sharding", "simulate", "testing",
+    "timeline", "total", "units", "workload", "workloads",
 ]  # fmt: skip
 
 _HOMES = {
@@ -52,6 +52,7 @@ _HOMES = {
     "average": "hocket.parallel",
     "deferred": "hocket.parallel",
     "distribute": "hocket.parallel",
+    "own": "hocket.parallel",
     "read_state_dict": "hocket.parallel",
     "resume": "hocket.parallel",
     "shard": "hocket.parallel",

@@ -8,6 +8,7 @@ from ._exchanged import ExchangedSamples
 from ._forward_state import ForwardState, StateProbe, tell
 from ._fully_sharded import FullySharded, blocks
 from ._hooks import has_own_hooks, is_nonlinear, scale_gradients
+from ._kept import own
 from ._overlap import on_several_hosts
 from ._reducer import GradientReducer
 from ._replica_marks import ReplicaMarks
@@ -20,6 +21,6 @@ __all__ = [
     "BroadcastBuffers", "DataParallel", "ExchangedSamples", "ForwardState", "FullySharded", "GradientReducer",
     "Relaxation", "ReplicaMarks", "Replicated", "SampleNumbers", "ShardedOptimizer", "ShardingStrategy", "StageNumbers",
     "StateProbe", "SynchronisedBatchNorm", "as_evaluated", "as_trained", "blocks", "draws_of", "has_own_hooks",
-    "is_nonlinear", "living", "look_apart", "normalise", "on_several_hosts", "samples_paired", "scale_gradients",
+    "is_nonlinear", "living", "look_apart", "normalise", "on_several_hosts", "own", "samples_paired", "scale_gradients",
     "synchronise", "tell",
 ]  # fmt: skip

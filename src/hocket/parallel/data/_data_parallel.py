@@ -228,6 +228,8 @@ class DataParallel(torch.nn.Module):
         note, apart = self._latest, self._apart
         if note is not None and note.share is not None and self._waits:
             _exchanged.given(inputs, note.share.samples)
+            for one in outputs:
+                _exchanged.kept.know(one)
             rows = (one for i, one in enumerate(outputs) if apart is None or i in apart.rows)
             _exchanged.follow(rows, note.share.samples)
             _exchanged.begin()

@@ -21,7 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hocket.comm import torch_adapter
 
 from ..batches import divisors, mapped, tensors_in, terms
-from ._kept import KeptTensors
+from ._kept import KeptTensors, owned
 
 _MOST_BYTES = 2**28
 """What other choices of samples may take: nothing is known of a loss whose operands are larger."""
@@ -30,6 +30,7 @@ _TOLERANCES = {torch.float64: 1e-6, torch.float32: 3e-3}
 _LOW = 5e-2
 _ORDERS = (torch.ops.aten.flip, torch.ops.aten.roll, torch.ops.aten.index, torch.ops.aten.index_select)
 _MANY = 4096.0
+_WRITTEN = 8  # characters: numbers of a program's text are short, and computed ones are not
 _COUNT = 1e-5  # relative: `count + 1e-8` is a count
 
 
@@ -54,6 +55,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.communicates = self.mixes = False
         self._others: Any = WeakTensorKeyDictionary()  # versions and three others of what depends on samples
         self._numbers: Any = WeakTensorKeyDictionary()  # numbers that are computed of one other number, and how
+        self._items: dict[float, list[float]] = {}  # numbers that the program has taken, and their three others
         self._bytes, self._lowest = 0, torch.float64
         self._own: dict[int, torch.Tensor] = {}  # what had rows of samples when ranks began to talk, by its identity
 
@@ -82,7 +84,9 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if batch is self._batch:
             return  # another model has told of it
         self.end()
-        self._batch, self._samples = batch, samples
+        self._batch, self._samples, self._items = batch, samples, {}
+        for one in list(owned):
+            self._others.pop(one, None)
         computed = ((one, three) for one, (versions, *three) in self._others.items() if len(versions) == 2)
         self.kept.keep(computed, samples)
         if self.communicates:
@@ -93,8 +97,9 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._others[one] = others[one]
 
     def follow(self, tensors: Iterable[torch.Tensor], samples: int) -> None:
-        """Take notice of tensors that have a row for each sample."""
+        """Take notice of tensors of the batch, and follow those that have a row for each sample."""
         for one in tensors:
+            self.kept.know(one)
             if _has_rows(one, samples) and one not in self._others and self._affords(one):
                 rows = _choices(one.detach(), samples)
                 self._others[one] = [(_version(one),), *(row.requires_grad_(one.requires_grad) for row in rows)]
@@ -119,7 +124,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         followed = [one for one in tensors if self._of(one) is not None]
         if not followed or torch_adapter.in_backward():
             result = func(*args, **given[1])
-            self.kept.read(func, given, tensors, tensors_in(result))
+            self.kept.read(func, given, tensors, tensors_in(result), followed, self._items)
             return result
         aten = func.namespace == "aten"
         ours = aten and torch.Tag.nondeterministic_seeded not in func.tags
@@ -128,8 +133,10 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.mixes |= func.overloadpacket in _ORDERS and followed[0] is args[0] and len(followed) == 1
         for one in () if aten else followed:
             self._others.pop(one, None)
+        if isinstance(result, float) and len(repr(result)) > _WRITTEN:
+            self._items[result] = [other.item() for other in self._of(followed[0])[1:]]
         found = tensors_in(result)
-        self.kept.read(func, given, tensors, found)
+        self.kept.read(func, given, tensors, found, followed, self._items)
         self.kept.wrote(func, given)
         if not others or any(len(one) != len(found) for one in others):
             return result
@@ -163,8 +170,12 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
             known = self._of(one)
             return (one.detach().clone() if changes else one) if known is None else known[place]
 
+        def number(one: Any) -> Any:
+            return self._items[one][place - 1] if isinstance(one, float) and one in self._items else one
+
         try:
             args, kwargs = mapped(given, other)
+            args, kwargs = [number(one) for one in args], {key: number(one) for key, one in kwargs.items()}
             with enable_reentrant_dispatch(), torch_adapter.unsaved(), warnings.catch_warnings(action="ignore"):
                 return tensors_in(func(*args, **kwargs))
         except Exception:  # sizes that one choice of samples has need not fit another

@@ -1,6 +1,8 @@
-"""Sees that what a loop keeps from batch to batch, and its loss depends on, is the same on all ranks."""
+"""Sees that what a loss depends on besides its batch, as the loop keeps it or makes it, is the same on all ranks."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,10 +10,24 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hocket.comm import torch_adapter
 
-Size = tuple[tuple[int, ...], float]
-"""The shape of a tensor, and the sum of its absolute values."""
+from ..batches import tensors_in
+
+owned: Any = WeakTensorKeyDictionary()
+"""What each rank keeps of its own on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """Of what a loss depends on besides its batch."""
+
+    shape: tuple[int, ...]
+    total: float  # of its absolute values, the last of which counts twice as much as the first
+    kept: bool  # whether it was computed from samples of a batch before; else nothing is known of where it is from
+
 
 _TOLERANCE = 1e-5  # of that sum: hosts of different processors round the last place differently
+_COUNT = 1e-9  # how far the reciprocal of a quotient by a count is from the count
+_MOST = 2**22  # elements of what is compared
 _REPLACING = {torch.ops.aten.copy_, torch.ops.aten.zero_, torch.ops.aten.fill_, torch.ops.aten.normal_}
 
 
@@ -19,13 +35,15 @@ class KeptTensors:
     """Follows what was computed from samples of one batch into the loss of the next: a center, a queue, a bank.
 
     One device computes it from all samples. What has a place for each sample (a recurrent state) is left alone, as is
-    what has a gradient, which back-propagation comes to.
+    what has a gradient, which back-propagation comes to. So are followed numbers of Python, and tensors of which it is
+    not known where they come from: the program may have computed them from samples by `item()` or by numpy.
     """
 
     def __init__(self) -> None:
         self._written: Any = WeakTensorKeyDictionary()  # what samples were written to, a part at a time
-        self._sizes: list[Size] = []  # of what is kept
+        self._sizes: list[Dependency] = []  # of what is kept, and of what comes from elsewhere
         self._from: Any = WeakTensorKeyDictionary()  # which of these a tensor is computed from
+        self._samples = 0  # of this batch; 0 where nothing is followed
 
     def wrote(self, func: Any, given: Any) -> None:
         """Take notice that an operator has written what depends on samples."""
@@ -41,43 +59,116 @@ class KeptTensors:
             samples: How many this rank has now.
         """
         left = [one for one, others in computed if any(_unlike(one, other) for other in others)]
-        self._sizes, self._from = [], WeakTensorKeyDictionary()
+        self.forget()
+        self._samples = samples
         for one in (*left, *self._written.keys()):
-            plain = one.layout is torch.strided and not (one.is_meta or one.is_complex())
-            if plain and not one.requires_grad and samples not in one.shape and one not in self._from:
-                self._from[one] = frozenset([len(self._sizes)])
-                self._sizes.append((tuple(one.shape), float(one.double().abs().sum())))
+            if one not in self._from:
+                self._add(one, kept=True)
 
     def forget(self) -> None:
-        """Forget what is kept: ranks talk to each other, perhaps about it."""
-        self._sizes, self._from = [], WeakTensorKeyDictionary()
+        """Forget all: ranks talk to each other, perhaps about it."""
+        self._sizes, self._from, self._samples = [], WeakTensorKeyDictionary(), 0
 
-    def read(self, func: Any, given: Any, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
-        """Take notice of what an operator has computed from what is kept."""
-        if not self._sizes:
+    def _add(self, one: torch.Tensor, *, kept: bool) -> None:
+        plain = one.layout is torch.strided and not (
+            one.is_meta or one.is_complex() or one.requires_grad or one in owned
+        )
+        self._from[one] = frozenset[int]()
+        if plain and self._samples not in one.shape and (kept or one.is_floating_point()):
+            self._from[one] = frozenset([len(self._sizes)])
+            self._sizes.append(Dependency(tuple(one.shape), _total(one), kept))
+
+    def know(self, one: torch.Tensor) -> None:
+        """Take notice of a tensor of this batch, or of what a model computes from it."""
+        if self._samples:
+            self._from.setdefault(one, frozenset[int]())
+
+    def read(
+        self,
+        func: Any,
+        given: Any,
+        tensors: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
+        known: Sequence[torch.Tensor],
+        items: Container[float],
+    ) -> None:
+        """Take notice of what an operator has computed from what is kept, or comes from elsewhere.
+
+        Args:
+            func: The operator.
+            given: What it was given, by place and by name.
+            tensors: Those among that.
+            results: The tensors that it has computed.
+            known: Those among `tensors` that are computed from this batch.
+            items: Numbers that are.
+        """
+        if not self._samples:
             return
         new = _targets(func, given) if func.overloadpacket in _REPLACING else []
+        for one in tensors:
+            unknown = one not in self._from and all(one is not other for other in (*known, *new))
+            if unknown and type(one) is torch.Tensor and one.numel() <= _MOST:
+                self._add(one, kept=False)
         used = [self._from[one] for one in tensors if one in self._from and all(one is not other for other in new)]
+        if any(one.dim() for one in results):  # numbers that a whole loss is multiplied by weigh it
+            numbers = [Dependency((), abs(one), False) for one in _numbers(given) if one not in items]
+            used.append(frozenset(range(len(self._sizes), len(self._sizes) + len(numbers))))
+            self._sizes += numbers
         for one in results:
-            if used:
-                self._from[one] = frozenset().union(*used)
-            elif new:
-                self._from.pop(one, None)
+            self._from[one] = frozenset[int]().union(*used)
 
-    def of(self, loss: torch.Tensor) -> list[Size]:
-        """Return the sizes of what is kept and a loss depends on."""
+    def of(self, loss: torch.Tensor) -> list[Dependency]:
+        """Return the sizes of what a loss depends on besides its batch."""
         return [self._sizes[i] for i in sorted(self._from.get(loss, ()))]
 
 
-def unlike(everyone: Sequence[Sequence[Size]]) -> str:
-    """Return how ranks differ in what they keep; nothing where they do not, or cannot be compared."""
+def own(tensors: Any) -> Any:
+    """Say that each rank keeps its own of some tensors on purpose, of its own samples: a replay buffer, say.
+
+    Under `hocket.distribute` what a loop computes from samples of one batch for the loss of the next must be the same
+    on all ranks, as for a center or a queue of keys; this is for what one device could as well have several of. What
+    is computed from it anew has to be said again: `buffer = hocket.own(torch.cat([buffer, found])[-1000:])`.
+
+    Args:
+        tensors: A tensor, or a structure of tuples, lists and mappings that holds some.
+
+    Returns:
+        The same.
+    """
+    for one in tensors_in(tensors):
+        owned[one] = owned[one if one._base is None else one._base] = True
+    return tensors
+
+
+def unlike(everyone: Sequence[Sequence[Dependency]], *, kept: bool) -> str:
+    """Return how ranks differ in what losses depend on; nothing where they do not, or cannot be compared.
+
+    Args:
+        everyone: What each rank's loss depends on besides its batch.
+        kept: Whether what samples of a batch before gave is meant, or what is from elsewhere.
+    """
     for sizes in zip(*everyone, strict=False) if len(set(map(len, everyone))) == 1 else ():
-        shapes, sums = zip(*sizes, strict=True)
-        if any(one != one for one in sums):
+        shapes, sums = {one.shape for one in sizes}, [one.total for one in sizes]
+        if any(one.kept is not kept or math.isnan(one.total) for one in sizes):
             continue
-        if len(set(shapes)) > 1 or max(sums) - min(sums) > _TOLERANCE * max(sums):
-            return f"shape {list(shapes[0])}, sums of absolute values {', '.join(f'{one:.6g}' for one in sums)}"
+        if len(shapes) > 1 or max(sums) - min(sums) > _TOLERANCE * max(sums):
+            values = ", ".join(f"{one:.6g}" for one in sums)
+            return f"shape {list(sizes[0].shape)}, weighted sums {values}" if sizes[0].shape else f"here {values}"
     return ""
+
+
+def _total(one: torch.Tensor) -> float:
+    values = one.detach().double().abs().flatten()
+    return float(values @ torch.linspace(1.0, 2.0, len(values), dtype=values.dtype, device=one.device))
+
+
+def _numbers(value: Any) -> list[float]:
+    """Return the numbers in what an operator was given, but for counts and what divides by a count."""
+    if isinstance(value, float):
+        whole = not math.isfinite(value) or value == round(value) or abs(1 / value - round(1 / value)) < _COUNT
+        return [] if whole else [value]
+    parts = list(value.values()) if isinstance(value, dict) else value
+    return [found for one in parts for found in _numbers(one)] if isinstance(parts, tuple | list) else []
 
 
 def _targets(func: Any, given: Any) -> list[torch.Tensor]:

@@ -99,6 +99,7 @@ class LossWeights:
         self._parts = BatchParts()
         self._looked_at = 0
         self._constants = set[float]()  # by which all ranks have divided a sum
+        self._told = False  # of what is not the same on all ranks
         self._told_scales = False
         self._counts = False  # whether the loss has divided by something else than samples
         self._gathered = False  # whether the loop gathers what ranks' losses have in common
@@ -238,12 +239,14 @@ class LossWeights:
         everyone = self._world.from_all((mine, constants, exchanged.kept.of(loss)))
         off, mixes, now, later = (max(some) for some in zip(*(one for one, *_ in everyone), strict=True))
         constants = set.intersection(*(one for _, one, _ in everyone))
-        if differs := unlike([kept for *_, kept in everyone]):
+        sizes = [some for *_, some in everyone]
+        if differs := unlike(sizes, kept=True):
             raise RuntimeError(
                 "the loss depends on what the loop keeps from batch to batch and computes from samples (a center, a "
                 f"queue, a bank, a running mean), which is not the same on all ranks ({differs}): each has it from its "
                 "own samples. Give it hocket.average of a statistic, or all ranks' samples (torch.distributed."
-                "all_gather), or take hocket.Trainer with a plan that does not cut batches"
+                "all_gather), or take hocket.Trainer with a plan that does not cut batches; if each rank is to have "
+                "its own (a replay buffer, say), keep hocket.own(...) of it"
             )
         before, self._constants = self._constants, constants
         if now:
@@ -263,6 +266,15 @@ class LossWeights:
             )
         if self._world.rank:
             return
+        if (differs := unlike(sizes, kept=False)) and not self._told:
+            self._told = True
+            warnings.warn(
+                f"the loss depends on a number or a tensor that is not the same on all ranks ({differs}), and is not "
+                "of the batch: if the program computes it from samples (by item(), by numpy, as a running mean), one "
+                "device does so from all of them; give it hocket.average of the statistic. What is drawn at random may "
+                "differ",
+                stacklevel=5,
+            )
         if off:
             warnings.warn(
                 "the loop puts each sample beside another of its batch (mixup, say), which comes from the same rank's "
