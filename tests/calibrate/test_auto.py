@@ -18,3 +18,11 @@ def test_a_sample_with_targets_and_fewer_samples_than_workers_is_refused_with_wh
     world: Any = SimpleNamespace(size=2, rank=0)
     with pytest.raises(PlanError, match="has 1 of the global batch's samples.* without targets"):
         auto_plan(model, torch.optim.SGD(model.parameters()), (image, torch.ones(1)), world)
+
+
+def test_a_word_of_the_environment_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who wrote `none` had a calibration taken and kept."""
+    monkeypatch.setenv("HOCKET_CALIBRATION", "none")
+    model, world = nn.Linear(3, 4), SimpleNamespace(size=2, rank=0, first=lambda one: one)
+    with pytest.raises(PlanError, match="HOCKET_CALIBRATION=none: there is no such word; write again, off, keep"):
+        auto_plan(model, torch.optim.SGD(model.parameters()), torch.ones(4, 3), world)  # type: ignore[arg-type]

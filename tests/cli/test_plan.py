@@ -150,6 +150,9 @@ SELENE = ("--cluster", "selene-like")
         (["gpt-7b", "-n", "8", "--shard", "hsdp", *SELENE], "and shard_degree = the workers of a host"),
         (["gpt-7b", "-n", "8", "--constant", "jitter=nan", *SELENE], "jitter: nan is no number that can be reached"),
         (["gpt-7b", "-n", "8", "--constant", "step_s=inf", *SELENE], "step_s: inf is no number that can be reached"),
+        (["gpt-7b", "-n", "8", "--constant", "network_share=1e-320", *SELENE], "network_share: 1e-320 is no share"),
+        (["gpt-7b", "-n", "8", "--constant", "step_s=1e200", *SELENE], "step_s: 1e+200 s is no overhead"),
+        (["gpt-7b", "-n", "8", "--constant", "divided_times=1e300", *SELENE], "divided_times: 1e+300 must be"),
         (["gpt-7b", "-n", "8", "--constant", "jitter=5", *SELENE], "jitter: 5 is more than any machine's"),
         (["gpt-7b", "-n", "8", "--constant", "jitter=0", "--constant", "jitter=1", *SELENE], "jitter is said twice"),
         (

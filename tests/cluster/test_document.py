@@ -212,6 +212,22 @@ def test_figures_that_arithmetic_fails_at_are_refused_where_they_stand(word: str
         cluster.load(f"star:hosts=3,{word}")
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("bandwidth=25", "bandwidth: '25' has no unit, and would be 25 bytes a second"),
+        ("hosts=true", "hosts: true and false are no numbers"),
+        ("server.ranks=true", "server.ranks: true and false are no numbers"),
+    ],
+)
+def test_figures_that_mean_something_else_than_they_say_are_refused(word: str, said: str) -> None:
+    """A step took days on links of 25 bytes a second, and one host was planned for `true`."""
+    spec = "star:" + ",".join([word] if word.startswith("hosts") else ["hosts=2", word])
+    with pytest.raises(ClusterError, match=f"^{said}"):
+        cluster.load(spec)
+    assert cluster.load("star:hosts=2,bandwidth=25B/s").capacity_Bps[0] == 25
+
+
 def test_ranks_outside_of_hosts_are_said_to_be() -> None:
     """They had been hosts with different numbers of ranks."""
     nodes = "".join(f'[[nodes]]\nname = "{name}"\nkind = "device"\n' for name in "ab")

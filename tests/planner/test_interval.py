@@ -89,6 +89,7 @@ def test_what_a_prediction_rests_on_is_listed() -> None:
     assert rows["batch"] == ("128 samples, 2 a worker, 2 at a time", "given")
     assert rows["products"] == ("72% of 312 TFLOP/s in bfloat16", "fitted")
     assert {"memory", "inside hosts", "between hosts", "sharded parameters", "overlap", "jitter"} <= rows.keys()
+    assert [rows[row][1] for row in ("sharded parameters", "overlap", "jitter")] == ["assumed"] * 3  # by its file
 
 
 def test_constants_that_no_other_row_tells_and_fields_that_no_formula_knows_are_listed() -> None:

@@ -89,6 +89,14 @@ def test_stages_that_wait_for_the_pipeline_to_fill_leave_a_host_s_ports_to_other
     assert abs(apart_of(study, seed, plan)) < 0.1
 
 
+def test_a_rank_that_is_done_early_reduces_while_others_leave_it_the_links(study: ModuleType) -> None:
+    # Groups of three ranks on hosts of two: both stages reduce through the host in the middle, but not all the time.
+    plan = Plan(
+        pipeline_parallel_degree=2, stages_per_rank=2, micro_batches=2, pipeline_schedule="interleaved"
+    )  # fmt: skip
+    assert apart_of(study, 709, plan) == pytest.approx(0, abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("shard", "among"), [("none", 0), ("optimizer", 0), ("gradients", 0), ("parameters", 0), ("parameters", 2)]
 )

@@ -19,7 +19,7 @@ from hocket.workload import trial
 from hocket.workload.division import unchanged
 
 from ._calibrate import calibrate
-from ._kept import VARIABLE, busy, keep, key_of, key_with_loss, taken
+from ._kept import VARIABLE, busy, keep, key_of, key_with_loss, taken, unknown_word
 from ._loss import LossOfSample, loss_by_made_up_targets, with_loss
 from ._references import Calibration, kind_of
 
@@ -130,6 +130,8 @@ def _measured(
 
     One with the loss is kept besides: the same plan is found again, and other losses need no other measurement of all.
     """
+    if wrong := world.first(unknown_word()):
+        raise PlanError(wrong)
     key = key_of(model, optimizer, inputs, world)
     own = key if loss_fn is None else key_with_loss(key, loss_fn)
     known, whole = world.from_root(_kept(own, key) if world.rank == 0 else (None, False))

@@ -78,6 +78,12 @@ def _named(function: Any) -> Any:
     return _source(function) if hasattr(function, "__qualname__") else _source(type(function))
 
 
+def unknown_word() -> str:
+    """Return what is wrong with the environment's word, "" if nothing is."""
+    said, words = os.environ.get(VARIABLE, ""), ("again", "off", "keep")
+    return "" if said in ("", *words) else f"{VARIABLE}={said}: there is no such word; write {', '.join(words)}"
+
+
 def busy() -> str:
     """Return what says that others compute on this machine, "" if they hardly do, or do not matter."""
     if os.environ.get(VARIABLE) == "keep":

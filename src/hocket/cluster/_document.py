@@ -12,7 +12,7 @@ from hocket.units import format_bytes, format_flops, format_rate, format_time
 
 from ._cluster import _ENDPOINTS, FORMAT_RATES, Cluster
 from ._errors import ClusterError
-from ._fields import Bytes, Rate, RatesTable, ReductionField, ReductionTable, Seconds, TomlTable, check
+from ._fields import Bytes, Count, Rate, RatesTable, ReductionField, ReductionTable, Seconds, TomlTable, check
 from ._graph_builder import GraphBuilder
 from ._topologies import TOPOLOGIES
 
@@ -35,7 +35,7 @@ class _Link(TomlTable):
     back_bandwidth: Rate | None = None
     back_latency: Seconds | None = None
     one_way: bool = False
-    cost: int = Field(default=1, ge=1)
+    cost: Count = Field(default=1, ge=1)
 
 
 class _RouteTable(TomlTable):

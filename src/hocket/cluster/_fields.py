@@ -19,11 +19,31 @@ from hocket.units import (
 from ._cluster import FORMAT_RATES, Reduction
 from ._errors import ClusterError
 
+
+def _rate(value: Any) -> float:
+    """Refuse "25" and 25, which nobody means as bytes a second."""
+    rate_Bps = parse_rate(value)
+    if 1e-3 <= rate_Bps < 1e3 and not (isinstance(value, str) and value.strip()[-1:].isalpha()):
+        raise ValueError(f'{value!r} has no unit, and would be {rate_Bps:g} bytes a second; write "25 GB/s"')
+    return rate_Bps
+
+
 # The bounds are far outside of what there is, and inside of what 64 bits hold when multiplied.
-Rate = Annotated[float, BeforeValidator(parse_rate), PlainSerializer(format_rate), Field(gt=0, ge=1e-3, le=1e18)]
+Rate = Annotated[float, BeforeValidator(_rate), PlainSerializer(format_rate), Field(gt=0, ge=1e-3, le=1e18)]
 Seconds = Annotated[float, BeforeValidator(parse_time), PlainSerializer(format_time), Field(le=1e6)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes), PlainSerializer(format_bytes), Field(gt=0, le=2**60)]
 Flops = Annotated[float, BeforeValidator(parse_flops), PlainSerializer(format_flops), Field(gt=0, ge=1, le=1e24)]
+
+
+def _no_truth(value: object) -> object:
+    """Refuse true and false, which pydantic takes for 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("true and false are no numbers; give a number")
+    return value
+
+
+Count = Annotated[int, BeforeValidator(_no_truth)]
+Ratio = Annotated[float, BeforeValidator(_no_truth)]
 
 
 class TomlTable(BaseModel):
@@ -49,12 +69,12 @@ class RatesTable(TomlTable):
 class ReductionTable(TomlTable):
     """What a switch that reduces can do; `true` stands for the defaults."""
 
-    groups: int = Field(default=64, ge=1)
-    outstanding: int = Field(default=2, ge=1)
+    groups: Count = Field(default=64, ge=1)
+    outstanding: Count = Field(default=2, ge=1)
     payload: Bytes = 256
     low_latency: bool = True
     streaming: bool = False
-    efficiency: float = Field(default=0.95, gt=0, le=1)
+    efficiency: Ratio = Field(default=0.95, gt=0, le=1)
     delay: Seconds = 0.0
 
     def capability(self) -> Reduction:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 from pydantic import Field
 
-from ._fields import Bytes, Flops, Rate, RatesTable, ReductionField, ReductionTable, Seconds
+from ._fields import Bytes, Count, Flops, Rate, RatesTable, ReductionField, ReductionTable, Seconds
 from ._graph_builder import GraphBuilder
 
 _PCIE_COST = 2
@@ -33,7 +33,7 @@ class PlainHost(_Server):
     """A host that stands for its one device; or, with more ranks, one whose ranks share its memory and its port."""
 
     kind: Literal["host"] = "host"
-    ranks: int = Field(default=1, ge=1)
+    ranks: Count = Field(default=1, ge=1)
     memory: Bytes | None = None  # of the host; its ranks share it
     memory_bandwidth: Rate = 10e9
     memory_latency: Seconds = 200e-9
@@ -67,7 +67,7 @@ class PlainHost(_Server):
 
 
 class _DeviceServer(_Server):
-    devices: int = Field(default=8, ge=1)
+    devices: Count = Field(default=8, ge=1)
     device_memory: Bytes | None = None
     device_memory_bandwidth: Rate | None = None
     pcie: Rate = 12e9
@@ -127,8 +127,8 @@ class CommodityServer(_DeviceServer):
     """Devices under PCIe switches, whose uplinks they share, and NICs at the root complex, which all share."""
 
     kind: Literal["commodity"] = "commodity"
-    devices_per_switch: int = Field(default=4, ge=1)
-    nics: int = Field(default=1, ge=1)
+    devices_per_switch: Count = Field(default=4, ge=1)
+    nics: Count = Field(default=1, ge=1)
 
     @property
     def ports(self) -> int:
@@ -177,7 +177,7 @@ class Dgx1(_DeviceServer):
     """Eight V100 in a hybrid cube mesh of NVLink 2, four EDR NICs, one for two devices under a PCIe switch."""
 
     kind: Literal["dgx1"] = "dgx1"
-    devices: int = Field(default=8, ge=8, le=8)
+    devices: Count = Field(default=8, ge=8, le=8)
     flops: Flops | None = 15.7e12  # V100 SXM2, fp32, data sheet; what has no matrix units of its own is at this rate
     float16_flops: Flops | None = 125e12  # tensor cores, data sheet; they know neither bfloat16 nor TF32
     device_memory: Bytes | None = 16 * 2**30  # the smaller of the two that there are
@@ -207,7 +207,7 @@ class Ac922(_DeviceServer):
     """
 
     kind: Literal["ac922"] = "ac922"
-    devices: int = Field(default=4, ge=2, le=6, multiple_of=2)
+    devices: Count = Field(default=4, ge=2, le=6, multiple_of=2)
     flops: Flops | None = 15.7e12  # V100 SXM2, fp32, data sheet; what has no matrix units of its own is at this rate
     float16_flops: Flops | None = 125e12  # tensor cores, data sheet; they know neither bfloat16 nor TF32
     device_memory: Bytes | None = 16 * 2**30
@@ -241,7 +241,7 @@ class Ac922(_DeviceServer):
 
 
 class _NvSwitchServer(_DeviceServer):
-    devices: int = Field(default=8, ge=1, le=8)
+    devices: Count = Field(default=8, ge=1, le=8)
     nvlink: Rate
     nvlink_latency: Seconds = 500e-9
     reduction: ReductionField = None
@@ -315,7 +315,7 @@ class Mi300x(_DeviceServer):
     """
 
     kind: Literal["mi300x"] = "mi300x"
-    devices: int = Field(default=8, ge=2, le=8)
+    devices: Count = Field(default=8, ge=2, le=8)
     flops: Flops | None = 1307.4e12  # bf16, dense
     float8_flops: Flops | None = 2614.9e12  # dense, data sheet
     float32_flops: Flops | None = 163.4e12  # data sheet; torch does not take its TF32 (653.7) without being told to

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from ._fields import Seconds
+from ._fields import Count, Ratio, Seconds
 from ._graph_builder import GraphBuilder
 from ._servers import PlainHost
 from ._topology import Topology
@@ -26,7 +26,7 @@ class Star(Topology):
     """Servers around one switch."""
 
     topology: Literal["star"] = "star"
-    hosts: int = Field(ge=1)
+    hosts: Count = Field(ge=1)
 
     def lay_out(self, layout: GraphBuilder) -> None:
         """Add the switch and the servers."""
@@ -38,10 +38,10 @@ class LeafSpine(Topology):
     """Leaf switches with ports, each joined to every spine; `taper` says how many times fewer spines (rounded up)."""
 
     topology: Literal["leafspine"] = "leafspine"
-    leaves: int = Field(ge=1)
-    ports: int = Field(ge=1)
-    spines: int | None = Field(default=None, ge=1)
-    taper: float = Field(default=1.0, ge=1)
+    leaves: Count = Field(ge=1)
+    ports: Count = Field(ge=1)
+    spines: Count | None = Field(default=None, ge=1)
+    taper: Ratio = Field(default=1.0, ge=1)
 
     @model_validator(mode="after")
     def _fits(self) -> "LeafSpine":
@@ -70,8 +70,8 @@ class FatTree(Topology):
     """
 
     topology: Literal["fattree"] = "fattree"
-    k: int = Field(ge=2, multiple_of=2)
-    taper: float = Field(default=1.0, ge=1)
+    k: Count = Field(ge=2, multiple_of=2)
+    taper: Ratio = Field(default=1.0, ge=1)
 
     @model_validator(mode="after")
     def _fits(self) -> "FatTree":
@@ -107,9 +107,9 @@ class BiGraph(Topology):
     """
 
     topology: Literal["bigraph"] = "bigraph"
-    upper: int = Field(ge=1)
-    ports: int = Field(ge=1)
-    trunk: int = Field(default=1, ge=1)
+    upper: Count = Field(ge=1)
+    ports: Count = Field(ge=1)
+    trunk: Count = Field(default=1, ge=1)
 
     @model_validator(mode="after")
     def _fits(self) -> "BiGraph":
@@ -132,12 +132,12 @@ class DragonflyPlus(Topology):
     """
 
     topology: Literal["dragonfly+"] = "dragonfly+"
-    groups: int = Field(ge=2)
-    leaves: int = Field(ge=1)
-    spines: int = Field(ge=1)
-    ports: int = Field(ge=1)
-    globals: int = Field(ge=1)
-    hosts: int | None = Field(default=None, ge=1)  # fewer than there are ports for
+    groups: Count = Field(ge=2)
+    leaves: Count = Field(ge=1)
+    spines: Count = Field(ge=1)
+    ports: Count = Field(ge=1)
+    globals: Count = Field(ge=1)
+    hosts: Count | None = Field(default=None, ge=1)  # fewer than there are ports for
     global_latency: Seconds | None = None
 
     @model_validator(mode="after")
@@ -184,7 +184,7 @@ class Torus(Topology):
 
     topology: Literal["torus"] = "torus"
     routing: Literal["shortest", "ecmp"] = "shortest"
-    dims: tuple[int, ...] = Field(min_length=1, max_length=3)
+    dims: tuple[Count, ...] = Field(min_length=1, max_length=3)
 
     @model_validator(mode="before")
     @classmethod
@@ -235,8 +235,8 @@ class Rails(Topology):
     """Servers with several NICs, NIC j of each at rail switch j; `spines` join the rails, if there are any."""
 
     topology: Literal["rails"] = "rails"
-    hosts: int = Field(ge=1)
-    spines: int = Field(default=0, ge=0)
+    hosts: Count = Field(ge=1)
+    spines: Count = Field(default=0, ge=0)
 
     def lay_out(self, layout: GraphBuilder) -> None:
         """Add the rails, the spines and the servers."""

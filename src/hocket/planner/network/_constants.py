@@ -170,8 +170,8 @@ class Constants:
             if one.name == "fused_share":
                 if not 0 <= value < 1:
                     raise PlanError(f"constant {one.name}: {value} is no such part; give 0 or more, and less than 1")
-            elif one.name.endswith("_share") and not 0 < value <= 1:
-                raise PlanError(f"constant {one.name}: {value} is no share; give more than 0 and at most 1")
+            elif one.name.endswith("_share") and not 1e-6 <= value <= 1:
+                raise PlanError(f"constant {one.name}: {value} is no share; give at least 1e-6 and at most 1")
             if (one.name.endswith("_s") or one.name in _AT_LEAST_0) and value < 0:
                 raise PlanError(f"constant {one.name}: {value} must be 0 or more")
             if one.name in _AT_MOST_1 and value > 1:
@@ -179,8 +179,10 @@ class Constants:
                 raise PlanError(
                     f"constant {one.name}: {value:g} is more than any machine's; it is {unit}; give at most 1"
                 )
-            if one.name == "divided_times" and value <= 0:
-                raise PlanError(f"constant {one.name}: {value} must be more than 0")
+            if one.name.endswith("_s") and value > _MOST_S:
+                raise PlanError(f"constant {one.name}: {value:g} s is no overhead; give at most {_MOST_S:g}")
+            if one.name == "divided_times" and not 1e-6 <= value <= 1e6:
+                raise PlanError(f"constant {one.name}: {value:g} must be 1e-6 to 1e6")
         if self.basis not in get_args(Basis):
             raise PlanError(f"constant basis: {self.basis!r} is none of {', '.join(get_args(Basis))}")
 
@@ -223,6 +225,7 @@ def _time(text: str) -> float | None:
 
 
 _AT_LEAST_0 = ("jitter", "host_jitter", "congestion", "interference", "fitted_workers", "swept", "unmodelled")
+_MOST_S = 1e6  # of what anything costs besides: far more than there is, and no number that arithmetic fails at
 _AT_MOST_1 = ("jitter", "host_jitter", "congestion", "interference", "unmodelled", "kernel_s", "collective_s")
 _KINDS: Mapping[type, str] = {float: "a number", int: "a whole number", bool: "true or false", str: "a word"}
 

@@ -241,6 +241,7 @@ def _assumptions(
         between_basis = "fitted"
     elif constants.swept:
         inside_basis = "fitted"
+    unfitted = basis if basis == "measured" else "assumed"  # what no fit on published trainings tells
     parts = plan.micro_batches * plan.accumulate
     micro = -(-one.batch // (plan.data_parallel_degree * parts))
     rows = [
@@ -297,15 +298,15 @@ def _assumptions(
             wide = "as wide as the ports of hosts, and shared by no two flows"
             rows.append(("between switches", f"{wide}: routes of {one.workers} workers are not looked at", "assumed"))
     if plan.shard == "parameters":
-        rows.append(("sharded parameters", f"fetched at {constants.fetch_share:.0%} of that", basis))
+        rows.append(("sharded parameters", f"fetched at {constants.fetch_share:.0%} of that", unfitted))
     if one.workers > 1:
         beside = f"; what runs beside computation takes {constants.interference:.0%} of its time from it"
         together = "gradients during back-propagation" if constants.overlap else "none"
         if plan.pipeline_parallel_degree > 1 and plan.shard != "parameters":
             together, beside = "none: gradients when all passes of a rank are over", ""
-        rows.append(("overlap", together + beside, basis))
+        rows.append(("overlap", together + beside, unfitted))
         jitter = f"{constants.jitter:.1%} of a rank's computation, {constants.host_jitter:.1%} of a host's"
-        rows.append(("jitter", jitter, basis))
+        rows.append(("jitter", jitter, unfitted))
     return rows
 
 

@@ -42,6 +42,7 @@ def ends(
     back = slowed.backward + slowed.again + slowed.tensor_backward
     own_of = [np.concatenate([np.arange(edges[c], edges[c + 1]) for c in range(rank, p * v, p)]) for rank in range(p)]
     heaviest = int(np.argmax([held.gradient_bytes[layers].sum() for layers in own_of]))
+    begins = [(left - followed.seconds) * crowd for left in followed.left] if followed else None
     found = []
     for rank in range(p) if p <= _ALL_RANKS else dict.fromkeys((worst, heaviest, 0, p - 1)):
         own = own_of[rank]
@@ -52,12 +53,9 @@ def ends(
             over = (max(followed.links[rank], followed.ends[rank]) - followed.seconds) * crowd
             found.append((over, 0.0, profile.update_s(plan, own) * crowd, *_whole(plan, profile, times, own, m)))
             continue
-        if followed:
-            end = (followed.left[rank] - followed.seconds) * crowd
-        else:
-            # The ranks before still have a micro-batch to do.
-            end = -sum(float(back[layers].sum()) for layers in own_of[:rank]) / v
-        reducing, gather, cost = _reduced(plan, profile, own_of, rank)
+        # Where none is followed, the ranks before still have a micro-batch to do.
+        end = begins[rank] if begins else -sum(float(back[layers].sum()) for layers in own_of[:rank]) / v
+        reducing, gather, cost = _reduced(plan, profile, own_of, rank, begins)
         found.append((end + reducing, gather, profile.update_s(plan, own) * crowd, cost, 0.0))
         if sum(found[-1][:3]) > most_s:
             return None
@@ -70,29 +68,54 @@ def ends(
 _ALL_RANKS = 8  # of a pipeline; of more the few are looked at that may end last
 
 
-def _reduced(plan: Plan, profile: Profile, own_of: Sequence[np.ndarray], rank: int) -> tuple[float, float, Cost]:
+def _reduced(
+    plan: Plan, profile: Profile, own_of: Sequence[np.ndarray], rank: int, begins: Sequence[float] | None
+) -> tuple[float, float, Cost]:
     """Return what a rank of a pipeline takes to reduce its gradients and to gather parameters, and one whole reduction.
 
     Its buckets are reduced one after the other when its last pass is over and its last message has left: the Trainer
     adds up the gradients of all micro-batches before it reduces any, those of stages that are done long since, too.
+    `begins` say when each rank does; all at once, if that is not known.
     """
     copies, stride = replicas(plan)
     if copies == 1:
         return 0.0, 0.0, NOTHING
     constants, held, own = profile.constants, profile.held(plan), own_of[rank]
     kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
+    cost = functools.partial(profile.network.collective, size=copies, stride=stride, constants=constants)
+    alone = np.eye(len(own_of))
 
     def seconds(kind: str, nbytes: float, of: np.ndarray) -> float:
-        beside = talking([float(of[layers].sum()) for layers in own_of], rank)
-        return profile.network.collective(kind, nbytes, copies, stride, constants, beside=beside).seconds
+        sizes = [float(of[layers].sum()) for layers in own_of]
+        beside = talking(sizes, rank)
+        if begins and profile.network.routes(copies, stride):
+            each = (cost(kind, size, beside=(one, tuple(alone[one]))).seconds for one, size in enumerate(sizes))
+            busy = [[(begin, begin + spent)] for begin, spent in zip(begins, each, strict=True)]
+            beside = rank, tuple(together(busy)[rank].tolist())
+        return cost(kind, nbytes, beside=beside).seconds
 
     nbytes = float(held.gradient_bytes[own].sum())
-    whole = profile.network.collective(kind, nbytes, copies, stride, constants)
+    whole = cost(kind, nbytes)
     count = bucket_count(nbytes, plan, constants)
     gather = 0.0
     if plan.shard in ("optimizer", "gradients"):
         gather = seconds("all_gather", float(held.parameter_bytes[own].sum()), held.parameter_bytes)
     return count * seconds(kind, nbytes / count, held.gradient_bytes), gather, whole
+
+
+def together(busy: Sequence[Sequence[tuple[float, float]]]) -> np.ndarray:
+    """Return of each rank's busy time, by row, the part in which each of the others is busy, too.
+
+    Links serve all evenly: what would be under way for a while beside something else, if nobody shared any links, ends
+    as much later.
+    """
+    points = [np.array(one or [(0.0, 0.0)]).ravel() for one in busy]
+    spent = [np.cumsum(np.diff(one, prepend=one[:1]) * (np.arange(len(one)) % 2)) for one in points]
+    found = np.eye(len(busy))
+    for (row, own), (column, other) in itertools.permutations(enumerate(points), 2):
+        both = np.interp(own, other, spent[column])
+        found[row, column] = (both[1::2] - both[::2]).sum() / max(spent[row][-1], 1e-12)
+    return np.round(found, 2)
 
 
 def bucket_count(nbytes: float, plan: Plan, constants: Constants) -> int:
