@@ -42,7 +42,7 @@ def hold(path: Path, world: World) -> None:
             while (owner := _taken(lock)) is not None:
                 if owner.endswith(_here()) or time.monotonic() > deadline_s:
                     raise CheckpointError(
-                        f"{owner}, still runs and saves to the same path: give each run its own. If it does not run, "
+                        f"{owner} still runs and saves to the same path: give each run its own. If it does not run, "
                         f"remove {lock}"
                     )
                 time.sleep(1.0)
