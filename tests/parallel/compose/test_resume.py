@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.parallel import CheckpointError
+from hocket.parallel.batches import _workers
 from hocket.parallel.compose import _preemption
 from hocket.parallel.mesh.world import current
 from hocket.parallel.state.objects import read_objects, write_objects
@@ -96,25 +97,45 @@ def test_the_losses_are_those_of_a_run_that_nothing_has_interrupted(accumulate: 
     assert (tmp_path / "checkpoint" / "manifest.json").exists()
 
 
-class Groups(torch.utils.data.Dataset[Any]):
-    """Each sample is the process group of who loads it."""
+class Signals(torch.utils.data.Dataset[Any]):
+    """Who loads a sample gets a signal meanwhile, as srun sends it to all processes."""
 
     def __len__(self) -> int:
         return 2
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor([os.getpgid(0)])
+        os.kill(os.getpid(), (signal.SIGTERM, signal.SIGUSR1)[index])
+        return torch.tensor([float(index)])
 
 
-@pytest.mark.parametrize("handled", [True, False])
-def test_launchers_signals_to_a_ranks_group_spare_workers_if_the_rank_handles_them(handled: bool) -> None:
-    before = signal.signal(signal.SIGTERM, (lambda *_: None) if handled else signal.SIG_DFL)
+class SignalStream(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return map(Signals().__getitem__, range(2))
+
+
+@pytest.mark.parametrize("dataset", [Signals, SignalStream])
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(method, marks=pytest.mark.long) for method in ("spawn", "forkserver"))]
+)
+def test_workers_of_loaders_outlive_signals_that_the_rank_handles(dataset: type, method: str) -> None:
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    given: Any = DataLoader(dataset(), batch_size=1, num_workers=1, multiprocessing_context=method)
+    loader = hocket.distribute(nn.Linear(1, 1), None, given)[2]
     try:
-        given = DataLoader(Groups(), batch_size=2, num_workers=1, multiprocessing_context="fork")
-        loader = hocket.distribute(nn.Linear(1, 1), None, given)[2]
-        assert [int(group) != os.getpgid(0) for batch in loader for group in batch] == [handled] * 2
+        assert [float(value) for value in loader] == [0.0, 1.0]
+        _workers._ending().value = 1  # as at the program's end, when workers are ended by SIGTERM and waited for
+        with pytest.raises(RuntimeError, match="exited unexpectedly"):
+            list(loader)
+        _workers._ending().value = 0
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with pytest.raises(RuntimeError, match="(exited unexpectedly|killed by signal)"):
+            list(loader)
+        assert (given.worker_init_fn, given.multiprocessing_context.get_start_method()) == (None, method)
+        assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
     finally:
-        signal.signal(signal.SIGTERM, before)
+        _workers._ending().value = 0
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_other_numbers_of_ranks_go_on(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -430,7 +431,9 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_not_mixed_with_the_ne
             read(tmp_path / "ck")
 
 
-def test_two_programs_that_save_to_one_path_are_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_programs_that_save_to_one_path_are_told_so_where_no_lock_keeps_them_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def save_and_write(self: Any, folder: Path) -> None:
         monkeypatch.setattr(_manifest.Manifest, "write", write)
         other.trainer.save(tmp_path / "ck")
@@ -440,6 +443,57 @@ def test_two_programs_that_save_to_one_path_are_told_so(tmp_path: Path, monkeypa
     monkeypatch.setattr(_manifest.Manifest, "write", save_and_write)
     with pytest.raises(CheckpointError, match="another program saves to the same path"):
         one.trainer.save(tmp_path / "ck")
+
+
+_SAVES = """
+import fcntl, os, sys, time
+file = open(sys.argv[1], "w+")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("process 1 on", sys.argv[2], file=file, end="", flush=True)
+print("saves", flush=True)
+time.sleep(100)
+"""
+
+
+def test_of_two_programs_that_save_to_one_path_the_second_is_refused(
+    moments: Moments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither loses what it has saved, nor what it is saving."""
+
+    def save() -> None:
+        moments.trainer.save(tmp_path / "ck")
+
+    started = []
+
+    def other(host: str) -> None:
+        command = [sys.executable, "-I", "-S", "-c", _SAVES, str(lock), host]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        assert started[-1].stdout.readline() == "saves\n"
+
+    moments.fill(3)
+    save()
+    assert [p.name for p in tmp_path.iterdir()] == ["ck"]
+    lock, unfinished = tmp_path / "ck.lock", tmp_path / f"ck.new-{0:012x}"
+    unfinished.mkdir()
+    other(socket.gethostname())
+    try:
+        moments.fill(4)
+        for refused in (save, lambda: moments.trainer.resume(tmp_path / "ck")):
+            with pytest.raises(CheckpointError, match=f"process 1 on .* saves to the same path.*remove {lock}"):
+                refused()
+        assert unfinished.exists()
+        assert hocket.read_state_dict(tmp_path / "ck")["0.bias"].unique().tolist() == [3]
+        started[0].kill()
+        started[0].wait()
+        save()  # its lock went with it
+        assert [p.name for p in tmp_path.iterdir()] == ["ck"]
+        other("another-host")  # it may have died a moment ago
+        monkeypatch.setattr("time.sleep", lambda _: (started[1].kill(), started[1].wait()))
+        save()
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
 
 
 def test_what_a_later_torch_has_written_is_said_to_be_so(

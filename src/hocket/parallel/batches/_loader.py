@@ -32,6 +32,7 @@ from ._user_loader import (
     refuse_divided_sampler,
     samplers,
 )
+from ._workers import opened
 from .trees import tensors_in
 
 
@@ -113,7 +114,7 @@ class SharedLoader:
         with self._stream:
             self._sampler.begin()  # before the seed is drawn, as torch does
             self._worker_generator.manual_seed(mix(draw_worker_seed(self.loader, epoch), self._among.rank))
-        for part in self._inner:
+        for part in opened(self._inner):
             self._begun += 1
             self._compare(self._sampler.skipped)
             share, self._last = shares.popleft()

@@ -12,6 +12,7 @@ from . import _rng
 from ._batch_shard import BatchShard
 from ._generators import OwnGenerators
 from ._rng import RandomStream
+from ._workers import opened
 
 Key = tuple[int, Any, int]
 """How a sample is asked for: epoch, the sampler's index, and the sample's place in the epoch's sequence."""
@@ -176,7 +177,7 @@ class RankSampler:
 def each(items: Iterable[Any], stream: RandomStream, agree: Callable[[Any], None] | None) -> Iterator[Any]:
     """Return the items, each drawn with `stream` as the source of random numbers; the first is shown to `agree`."""
     with stream:
-        iterator = iter(items)
+        iterator = opened(items)
     while True:
         with stream:
             item = next(iterator, _END)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -77,21 +73,10 @@ def inner_loader(
         collate_fn=collate,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
-        worker_init_fn=partial(_begin_worker, loader.worker_init_fn),
+        worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context,
         generator=generator,
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
         in_order=True,  # parts of one batch must meet
     )
-
-
-def _begin_worker(then: Callable[[int], Any] | None, worker: int) -> None:
-    """Leave the rank's process group if the rank handles SIGTERM itself, to save a checkpoint, say.
-
-    Launchers send it to the whole group. A worker would end by it, and the rank with an error, before it has saved.
-    """
-    if callable(signal.getsignal(signal.SIGTERM)):  # as the rank had it when it forked
-        os.setpgid(0, 0)
-    if then is not None:
-        then(worker)

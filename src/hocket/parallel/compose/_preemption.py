@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from ..batches import SharedLoader
 from ..mesh import World
+from ..state import hold
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)  # of launchers and of Slurm; the latter as --signal=USR1@90 says
 SAVED: Final = 75  # exit status: EX_TEMPFAIL of <sysexits.h>, "try again later"
@@ -30,9 +31,11 @@ class Preemption:
 
     Raises:
         ValueError: This is not the main thread, the only one that hears of signals.
+        CheckpointError: Another program that runs saves to the path.
     """
 
     def __init__(self, world: World, path: Path, save: Callable[[], None]) -> None:
+        hold(path, world)
         self.inside = False  # whether batches of a loader are being taken
         self._world = world
         self._path = path

@@ -13,6 +13,7 @@ import torch
 
 from ..batches import RngStates, tensors_in
 from ..mesh import World
+from ._lock import held
 from ._manifest import ABOUT, EXTRA, MANIFEST, MODEL, OPTIMIZER, CheckpointError, Manifest, alike, is_whole
 from ._owned import Owned
 from ._replace import beside, fresh, fresh_token, replace, standing
@@ -74,18 +75,19 @@ def write(
     others: dict[str, io.BytesIO] = {}
     new, made = fresh(path, world.from_root(fresh_token())), False
     try:
-        with alike(world):
-            if world.rank == 0:
-                others = {ABOUT: _pickled(about, "what it keeps"), EXTRA: _pickled(extra, "`extra`")}
-                make_space(path, new)
-        made = True
-        _check_shared(new, world)
-        files = _dcp.save(new, shards, others, world)
-        written = {name: entry for mine in world.from_all(files) for name, entry in mine.items()}
-        with alike(world):
-            if world.rank == 0:
-                Manifest(written).write(new)
-                replace(new, path)
+        with held(path, world):
+            with alike(world):
+                if world.rank == 0:
+                    others = {ABOUT: _pickled(about, "what it keeps"), EXTRA: _pickled(extra, "`extra`")}
+                    make_space(path, new)
+            made = True
+            _check_shared(new, world)
+            files = _dcp.save(new, shards, others, world)
+            written = {name: entry for mine in world.from_all(files) for name, entry in mine.items()}
+            with alike(world):
+                if world.rank == 0:
+                    Manifest(written).write(new)
+                    replace(new, path)
     except CheckpointError as error:
         removed = made and not new.is_dir()
         if world.rank == 0:
@@ -127,10 +129,11 @@ def check_place(path: Path, world: World) -> None:
     path = path.resolve()
     new = fresh(path, world.from_root(fresh_token()))
     try:
-        with alike(world):
-            if world.rank == 0:
-                make_space(path, new)
-        _check_shared(new, world)
+        with held(path, world):
+            with alike(world):
+                if world.rank == 0:
+                    make_space(path, new)
+            _check_shared(new, world)
     except CheckpointError as error:
         raise CheckpointError(f"no checkpoint could be written to {str(path)!r}: {error}") from None
     finally:

@@ -1,0 +1,92 @@
+"""One program at a time saves to a path: a lock of the file system, which ends with who holds it, also by kill -9."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ..mesh import World
+from ._manifest import CheckpointError, alike
+
+_LEASE_S = 100.0  # NFS takes back the locks of a host that has died after 90 s; a run that goes on elsewhere waits
+_held: dict[Path, int] = {}  # by the lock's path, its descriptor
+
+
+@contextmanager
+def held(path: Path, world: World) -> Iterator[None]:
+    """Open a block in which no other program saves to `path`; a collective operation.
+
+    Raises:
+        CheckpointError: Another one does.
+    """
+    before = _lock_of(path) in _held
+    hold(path, world)
+    try:
+        yield
+    finally:
+        if not before:
+            _let_go(_lock_of(path))
+
+
+def hold(path: Path, world: World) -> None:
+    """As `held`, until this program ends."""
+    with alike(world):
+        if world.rank == 0 and (lock := _lock_of(path)) not in _held:
+            deadline_s = time.monotonic() + _LEASE_S
+            while (owner := _taken(lock)) is not None:
+                if owner.endswith(_here()) or time.monotonic() > deadline_s:
+                    raise CheckpointError(
+                        f"{owner} still runs and saves to the same path: give each run its own. If it does not run, "
+                        f"remove {lock}"
+                    )
+                time.sleep(1.0)
+
+
+def _taken(lock: Path) -> str | None:
+    """Take a lock if it is free, and return None; else who has it. File systems without locks have none taken."""
+    while True:
+        try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError:  # another user's; or nothing can be written there, which who saves is told
+            return None
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(lock)):
+                    os.truncate(descriptor, 0)
+                    os.write(descriptor, f"process {os.getpid()}{_here()}".encode())
+                    _held[lock] = descriptor
+                    return None
+        except (BlockingIOError, PermissionError):
+            owner = os.read(descriptor, 1000).decode(errors="replace")
+            os.close(descriptor)
+            return owner or "another program"
+        except OSError:
+            os.close(descriptor)
+            return None
+        os.close(descriptor)  # who had it has removed it
+
+
+def _here() -> str:
+    return f" on {socket.gethostname()}"
+
+
+def _lock_of(path: Path) -> Path:
+    path = path.resolve()
+    return path.with_name(f"{path.name}.lock")
+
+
+@atexit.register
+def _let_go(*locks: Path) -> None:
+    for lock in locks or list(_held):
+        if (descriptor := _held.pop(lock, None)) is not None:
+            with suppress(OSError):
+                lock.unlink()
+            os.close(descriptor)
