@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hocket.comm import torch_adapter
 from hocket.parallel.batches import divisors
-from hocket.parallel.data._coupling import samples_meet, samples_paired, sums_of_samples
+from hocket.parallel.data._coupling import samples_compete, samples_meet, samples_paired, sums_of_samples
 
 
 @given(samples=st.integers(2, 6), each=st.integers(1, 9), stacked=st.booleans())
@@ -25,6 +25,31 @@ def test_rows_of_one_sample_may_meet_and_those_of_two_may_not(samples: int, each
 def test_nothing_is_found_where_rows_are_not_the_samples(samples: int) -> None:
     rows = torch.rand(4, requires_grad=True) * 1.0
     assert not samples_meet(rows.mean().square(), [rows], samples)
+
+
+def test_nodes_of_one_graph_may_meet_and_those_of_two_may_not() -> None:
+    """Four graphs have eight nodes, which are a multiple of four by chance."""
+    nodes = torch.rand(8, 3, dtype=torch.float64, requires_grad=True) * 1.0
+    sizes = [3, 1, 2, 2]
+    graph = torch.arange(4).repeat_interleave(torch.tensor(sizes))
+    means = torch.zeros(4, 3, dtype=torch.float64).index_add(0, graph, nodes) / torch.tensor(sizes)[:, None]
+    assert not samples_meet(means.square().mean(), [nodes], 4)
+    assert samples_meet(means.mean(0).square().mean(), [nodes], 4)
+    assert samples_meet(means.square().mean() + (means[0] * means[3]).sum(), [nodes], 4)
+    assert samples_meet((nodes[3:] - nodes[:-3]).square().mean(), [nodes], 4)
+    graphs = [torch.rand(n, dtype=torch.float64, requires_grad=True) * 1.0 for n in (4, 8, 3, 4)]  # called one by one
+    means = torch.stack([one.mean() for one in graphs])
+    assert not samples_meet(means.square().mean(), graphs, 4)
+    assert samples_meet(means.mean().square(), graphs, 4)
+
+
+def test_what_is_ranked_within_a_sample_may_be_and_samples_may_not() -> None:
+    rows = torch.rand(4, 8, dtype=torch.float64, requires_grad=True) * 1.0
+    made, some = torch_adapter.graph_marks([rows]), torch.tensor([True, True, False, True])
+    for ranked in (rows, rows[:, 0], rows[:, 0][some], rows.mean(1)[some]):
+        assert samples_compete(ranked.max(), made, 4) == "max"
+    for parts in (rows, [rows[i] for i in range(4)], [one.flatten() for one in rows.split(1)]):
+        assert samples_compete(torch.stack([one.topk(2).values.mean() for one in parts]).mean(), made, 4) == ""
 
 
 def _said(loss_of: Callable[[torch.Tensor], torch.Tensor]) -> tuple[str, tuple[float, ...]]:
@@ -120,6 +145,19 @@ def test_samples_meet_in_what_is_bent_at_a_mean() -> None:
     assert samples_paired(rows.mean().clamp(min=0.1), made, 4)
     assert samples_paired(torch.maximum(rows.mean(), rows.square().mean()), made, 4)
     assert not samples_paired((rows - 0.5).abs().clamp(max=0.3).mean(), made, 4)
+    group = torch.tensor([0, 0, 1, 1])
+    here = group == 0
+    assert samples_paired((rows[here].mean() - rows[~here].mean()).abs(), made, 4)
+    assert not samples_paired((rows[here] - 0.5).abs().mean(), made, 4)
+    indicators = torch.nn.functional.one_hot(group, 2).double()
+    sums = torch.zeros(2, dtype=torch.float64).index_add(0, group, rows)
+    for means in (torch.stack([rows[here].mean(), rows[~here].mean()]), indicators.T @ rows / 2, sums / 2):
+        assert samples_paired(means.max(), made, 4)
+        assert not samples_paired(means.mean(), made, 4)
+    pairs = torch.rand(4, 2, dtype=torch.float64, requires_grad=True) * 1.0
+    made = torch_adapter.graph_marks([pairs])
+    assert samples_paired((pairs[:, 0].mean() - 0.5).abs(), made, 4)  # a column is no sample
+    assert not samples_paired(torch.stack([(one.mean() - 0.5).abs() for one in pairs]).mean(), made, 4)
 
 
 def test_soft_labels_have_no_samples_that_meet() -> None:

@@ -256,6 +256,11 @@ def losses() -> dict[str, str]:
             penalty = 1e-3 * sum((p**2).sum() for p in model.parameters())
             found[name] = error_of((loss_of(model(x), y) + penalty).backward)
         found[name] += "".join(f"warned: {one.message}" for one in caught if LOST.search(str(one.message)))
+    model, _, loader = hocket.distribute(network(), None, DataLoader(data(), batch_size=8))
+    x, y = next(iter(loader))
+    bags = [one + torch.linspace(0, 1, 7 - i, dtype=one.dtype)[:, None] for i, one in enumerate(x)]  # the last has four
+    each = [(model(one).max() - y[i, 0]).square() for i, one in enumerate(bags)]
+    found["bags"] = error_of((torch.stack(each).sum() / len(each)).backward)
     return found
 
 
@@ -267,8 +272,8 @@ def test_a_sum_is_refused_where_means_are_averaged(ranks: list[dict[str, Any]]) 
         assert "adds up to one over this rank's samples" in found["weights"]
         ranked = [name for name, said in found.items() if "the loss ranks the samples" in said]
         assert ranked == ["hardest", "largest", "median", "sorted"]
-        right = ("mean", "times", "even weights", "mean of sums", "largest of each", "two of each")
-        assert [found[name] for name in right] == [""] * 6
+        right = ("mean", "times", "even weights", "mean of sums", "largest of each", "two of each", "bags")
+        assert [found[name] for name in right] == [""] * 7
         assert "different numbers of terms" in found["other terms"]
         assert found["whole batch"].startswith("warned: the loss divides by 8") == (rank == 0)
         hidden = [name for name, said in found.items() if "depends on other samples of its batch" in said]

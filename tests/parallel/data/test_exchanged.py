@@ -48,5 +48,16 @@ def test_the_order_of_samples_is_no_matter(order: Order) -> None:
     assert off(order, lambda output, y: F.mse_loss(output / output.detach().std(), y)) > 0.01
 
 
+def test_others_that_divide_by_nothing_say_nothing() -> None:
+    """Errors divided by demands, of which one choice of samples has none."""
+
+    def relative(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        demand = (y[:, 0] - max(y[0, 0].item(), y[4, 0].item())).clamp(min=0)
+        assert demand.any()
+        return (output[:, 0] - demand).abs().sum() / demand.sum()
+
+    assert off(lambda y: torch.arange(8), relative) == 0
+
+
 def test_a_statistic_of_targets_is_found_where_samples_keep_their_order() -> None:
     assert off(lambda y: torch.arange(8), lambda output, y: F.mse_loss(output, y / y.std())) > 0.01

@@ -13,6 +13,7 @@ from hocket.comm import torch_adapter
 
 from ..batches import SAME_VALUES, SUMS, is_empty, is_of_one, is_one_by_one, is_plain, kind_of, sizes_of, terms
 
+_FAR = 16  # operators below one that are looked at
 _MEET = 1e-5
 """Relative to a sample's own second derivative; that by another sample is zero to the bit where they do not meet."""
 
@@ -48,7 +49,34 @@ def samples_meet(loss: torch.Tensor, outputs: Sequence[torch.Tensor], samples: i
     found = [one.detach().abs() for one in second if one is not None and one.numel()]
     own = max((float(one[0].max()) for one in found), default=0.0)
     other = max((float(rest.max()) for one in found if (rest := _of_others(one, samples)).numel()), default=0.0)
-    return other > _MEET * max(own, 1e-30)
+    return other > _MEET * max(own, 1e-30) and not _meet_in_groups(loss, outputs, samples)
+
+
+def _meet_in_groups(loss: torch.Tensor, outputs: Sequence[torch.Tensor], samples: int) -> bool:
+    """Return whether samples have unlike numbers of rows, side by side, and those of each meet among themselves alone.
+
+    So it is of graphs, whose nodes lie one after the other in a batch, or are given to the model graph by graph.
+    """
+    rows = [one for one in outputs if one.requires_grad and one.dim() and not one.is_leaf]
+    if all(len(one) == samples for one in rows):
+        return False
+    with torch.enable_grad():
+        first = torch.autograd.grad(loss, rows, create_graph=True, allow_unused=True)
+    counts = []
+    for one, slopes in zip(rows, first, strict=True):
+        at = groups = 0
+        while slopes is not None and slopes.requires_grad and at < len(one):
+            probe = (slopes[at] * torch.linspace(-1, 1.3, slopes[at].numel()).to(slopes).view_as(slopes[at])).sum()
+            second = torch.autograd.grad(probe, rows, retain_graph=True, allow_unused=True)
+            sizes = [None if g is None else g.detach().abs().reshape(len(g), -1).amax(1).cpu() for g in second]
+            least = _MEET * max((float(some.max()) for some in sizes if some is not None), default=0.0)
+            met = [some > least for some in sizes if some is not None]
+            end = at + max(1, *(int(some[at:].sum()) for some in met))
+            if any(some.any() if len(some) != len(one) else some[:at].any() or some[end:].any() for some in met):
+                return False
+            at, groups = end, groups + 1
+        counts += [groups] if groups else []
+    return sum(counts) == samples or set(counts) == {samples}
 
 
 def outputs_apart(passes: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
@@ -75,17 +103,19 @@ def samples_paired(loss: torch.Tensor, made: set[int], samples: int) -> bool:
     """Return whether samples meet in a loss where torch has no second derivative of it, or that is zero.
 
     So it is of the distances of all pairs of samples; of a quotient by a sum over samples that is constant, as the sum
-    of all probabilities (a Dice loss); and where the absolute value of a mean over samples is taken, or the larger of
-    two means.
+    of all probabilities (a Dice loss); and where the absolute value of a mean over samples is taken, or the largest of
+    the means of groups.
     """
     nodes = list(_behind(loss.grad_fn, made)) if samples > 1 else []
-    apart = any(kind_of(one) in ("Select", "Unbind", "Split", "SplitWithSizes") for one in nodes)  # sample by sample
+    apart = any(_takes_one(one, samples) for one in nodes)
     for node in nodes:
         below = [one for one, _ in node.next_functions]
-        if kind_of(node) in _BENT and not apart and any(_has_mean(one, made, samples) for one in below):
+        if kind_of(node) in (*_BENT, *_RANKING) and not apart and any(_has_mean(one, made, samples) for one in below):
             return True
         if kind_of(node) == "Div" and len(below) == 2 and None not in below and not apart:
-            sums = [one for one in _behind(below[1], made) if kind_of(one) == "Sum" and _over_samples(one, samples)]
+            sums = [
+                one for one in _behind(below[1], made) if kind_of(one) == "Sum" and _over_samples(one, made, samples)
+            ]
             if any(sizes_of(one)[0] == samples and torch_adapter.reaches(one, made) for one in sums):
                 return True
         if "Cdist" in node.name() and all(torch_adapter.reaches(one, made) for one in below if one is not None):
@@ -105,9 +135,28 @@ def _has_mean(root: Any, made: set[int], samples: int) -> bool:
     """Return whether a value was computed from a sum or mean over the samples of a batch."""
     for node in _behind(root, made):
         reduces = kind_of(node) in ("Mean", "Sum", "Nansum") or _reduction(node) in (1, 2)
-        if reduces and _over_samples(node, samples) and torch_adapter.reaches(node, made):
+        adds = _adds_samples(node, samples) or (reduces and _over_samples(node, made, samples))
+        if adds and torch_adapter.reaches(node, made):
             return True
     return False
+
+
+def _adds_samples(node: Any, samples: int) -> bool:
+    """Return whether an operator adds up samples by groups: a product with their indicators, or by an index."""
+    sizes = sizes_of(node)
+    if kind_of(node) in ("Mv", "Mm"):
+        return sizes[1:] == (samples,) and sizes[0] % samples != 0
+    if kind_of(node) not in ("IndexAdd", "ScatterAdd", "ScatterReduce"):
+        return False
+    return len(node._saved_index) == samples != torch_adapter.result_sizes(node)[0]
+
+
+def _takes_one(node: Any, samples: int) -> bool:
+    """Return whether an operator takes one sample from all, or takes all apart."""
+    kind = kind_of(node)
+    if kind not in ("Select", "Unbind", "Split", "SplitWithSizes") or node._saved_dim != 0:
+        return False
+    return sizes_of(node)[0] == samples if kind == "Select" else len(node._input_metadata) == samples
 
 
 def _of_others(rows: torch.Tensor, samples: int) -> torch.Tensor:
@@ -188,7 +237,8 @@ def samples_compete(loss: torch.Tensor, made: set[int], samples: int) -> str:
     """
     for node in _behind(loss.grad_fn, made):
         kind = kind_of(node)
-        if kind in _RANKING and _over_samples(node, samples) and torch_adapter.reaches(node, made):
+        ranks = kind in _RANKING and _over_samples(node, made, samples) and torch_adapter.reaches(node, made)
+        if ranks and not any(_takes_one(one, samples) for one in _behind(node, made)):
             return kind.lower()
     return ""
 
@@ -205,7 +255,7 @@ def _behind(root: Any, made: set[int]) -> Iterator[Any]:
         todo += [one for one, _ in node.next_functions]
 
 
-def _over_samples(node: Any, samples: int) -> bool:
+def _over_samples(node: Any, made: set[int], samples: int) -> bool:
     """Return whether an operator goes over the first dimension, and that is one of samples."""
     sizes = sizes_of(node)
     if not sizes or not samples:
@@ -214,7 +264,23 @@ def _over_samples(node: Any, samples: int) -> bool:
     dims = () if dims is None else dims if isinstance(dims, tuple) else (dims,)
     first = not dims or any(dim in (0, -len(sizes), 2**64 - len(sizes)) for dim in dims)
     flat = len(sizes) == 1 or not dims
+    rows = _selected_from(node, made)
+    if rows is not None:
+        return first and samples > 1 and rows % samples == 0
     return first and (sizes[0] == samples or (flat and samples > 1 and math.prod(sizes) % samples == 0))
+
+
+def _selected_from(node: Any, made: set[int]) -> int | None:
+    """Return of how many rows those that an operator goes over were selected, by a mask say; None where all are."""
+    for _ in range(_FAR):
+        node, selects = next((one for one, _ in node.next_functions if one is not None), None), kind_of(node)
+        if node is None:
+            break
+        if selects in ("Index", "IndexSelect", "MaskedSelect"):
+            return next(iter(torch_adapter.result_sizes(node)), None)
+        if node._sequence_nr() in made:
+            break
+    return None
 
 
 def scale_of_means(loss: torch.Tensor, made: set[int], samples: int) -> tuple[float, ...]:

@@ -195,7 +195,8 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if len({len(one) for one in counts}) > 1 or (stated and not counts[0]) or not all(map(_alike, counts)):
             return 0.0
         by = [one[0] if one else 1.0 for one in counts]
-        off = _off([float(one.detach()) * n if n else 0.0 for one, n in zip(four, by, strict=True)])
+        values = [float(one.detach()) for one in four]  # 0 / 0 adds nothing, 1 / 0 what is not known
+        off = _off([v * n if n or v == v else 0.0 for v, n in zip(values, by, strict=True)])
         off = max(off, _off(by) if min(by) > 1 else 0.0)
         return off if off > _TOLERANCES.get(self._lowest, _LOW) else 0.0
 

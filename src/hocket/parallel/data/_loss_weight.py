@@ -104,6 +104,7 @@ class LossWeights:
         self._counts = False  # whether the loss has divided by something else than samples
         self._gathered = False  # whether the loop gathers what ranks' losses have in common
         self._one_by_one = False  # whether the loop adds up the losses of single samples
+        self._by_passes = False  # whether it calls the model for each sample, which has rows of its own
 
     @property
     def looks_at_parts(self) -> bool:
@@ -159,7 +160,10 @@ class LossWeights:
             samples_meet(loss, outputs_apart(outputs), samples) or samples_paired(loss, made, samples)
         )
         summed = sums_of_samples(loss, made, samples) if single else ""
-        ranked = samples_compete(loss, made, samples) if single and share.total > 1 and not together else ""
+        given = [one for some in outputs for one in some if one.dim()]
+        self._by_passes = len(outputs) >= samples > 1 and any(len(one) != samples for one in given)
+        looked = single and share.total > 1 and not together and not self._by_passes
+        ranked = samples_compete(loss, made, samples) if looked else ""
         mixed = "" if apart is None else apart.relevant(outputs[-1], loss)
         second = apart is not None and apart.batch_second
         everyone = self._world.from_all((meet, summed, ranked, (mixed, second), together))
@@ -232,7 +236,7 @@ class LossWeights:
         mine, samples, constants = (0.0, False, False, False), share.samples, set[float]()
         if loss.numel() == 1:
             now, later = exchanged.guards(loss, samples, self._world.size)
-            off = 0.0 if now or later else exchanged.meet(loss, samples, stated=stated)
+            off = 0.0 if now or later or self._by_passes else exchanged.meet(loss, samples, stated=stated)
             mine = off, exchanged.mixes, now, later
             constants = constant_divisors(loss, samples, share.total)
         exchanged.mixes = False
