@@ -259,6 +259,33 @@ def test_what_reads_memory_in_its_order_is_refused(name: str) -> None:
         in_ranks(2, True, run)
 
 
+def test_what_is_written_to_a_weight_reaches_whoever_holds_it() -> None:
+    """Results that other tensors went into are gathered, which a call in place does not make."""
+
+    def run(peers: MemoryPeers) -> torch.Tensor:
+        shard = Shard.even(0, 4, 2)
+        peers.gathers = True
+        scale = note(torch.ones(2, 3), shard, peers, "alone") * 2
+        scale.mul_(torch.full((4, 3), 3.0)).add_(1)
+        made: torch.Tensor = gathered(scale)
+        return made
+
+    assert all(bool((one == 7).all()) for one in in_ranks(2, False, run))
+
+
+def test_a_bias_that_is_divided_along_rows_does_not_go_with_a_weight_that_is_along_columns() -> None:
+    full, weight = torch.tensor([[1.0], [2.0]]), torch.ones(3, 2)
+
+    def run(peers: MemoryPeers) -> torch.Tensor:
+        peers.gathers = True
+        bias = note(cut(full, rows := Shard.even(0, 2, 2), peers.rank), rows, peers)
+        divided = note(cut(weight, columns := Shard.even(1, 2, 2), peers.rank), columns, peers)
+        made: torch.Tensor = gathered(torch.addmm(bias, torch.zeros(2, 3), divided))
+        return made
+
+    assert all(one.tolist() == [[1.0, 1.0], [2.0, 2.0]] for one in in_ranks(2, False, run))
+
+
 def test_what_is_written_to_stays_divided() -> None:
     def run(peers: MemoryPeers) -> Any:
         shard = Shard.even(0, 4, 2)

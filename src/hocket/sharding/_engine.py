@@ -286,7 +286,8 @@ def _examined(func: Any, args: Any, kwargs: dict[str, Any], marks: Any) -> Any:
             _remember(marks, plan)
     for tensor, shard in zip(made, shards, strict=True):
         note(tensor, shard, peers, weight)
-    return mapped(gathered, result) if alone and not weight else _own_view(result, views)
+    # A call that changes its first argument returns that very tensor: further writes to a copy of it would be lost.
+    return mapped(gathered, result) if alone and not weight and not call.in_place else _own_view(result, views)
 
 
 def _plan(call: OperatorCall, shards: list[Shard | None], numbers: dict[int, int], repeated: bool) -> _Plan | None:
