@@ -17,7 +17,18 @@ import torch.utils.dlpack
 from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.utils.checkpoint import checkpoint
 
-from hocket.sharding import Shard, ShardingError, as_local, cut, gathered, guard_torch, note, noted, operator_name
+from hocket.sharding import (
+    Shard,
+    ShardingError,
+    WholeBatchNorms,
+    as_local,
+    cut,
+    gathered,
+    guard_torch,
+    note,
+    noted,
+    operator_name,
+)
 
 from .memory_peers import MemoryPeers, in_ranks
 
@@ -271,6 +282,24 @@ def test_what_is_written_to_a_weight_reaches_whoever_holds_it() -> None:
         return made
 
     assert all(bool((one == 7).all()) for one in in_ranks(2, False, run))
+
+
+def test_what_shares_memory_with_a_divided_tensor_follows_it() -> None:
+    def run(peers: MemoryPeers) -> torch.Tensor:
+        x = note(torch.ones(4, 1), Shard.even(1, 2, 2), peers)
+        with WholeBatchNorms(peers):
+            torch.as_tensor(x).mul_(2)
+            made: torch.Tensor = gathered(torch.as_tensor(data=x, dtype=torch.float64))
+        rows, _ = torch.meshgrid(x[:, 0], x[0], indexing="ij")  # one is gathered already, the other only now
+        assert rows.tolist() == [[2.0, 2.0]] * 4
+        x.mul_(2)
+        with pytest.raises(ShardingError, match="view that was gathered, after the tensor itself was changed"):
+            rows.sum()
+        return made
+
+    for one in in_ranks(2, True, run):
+        assert one.dtype == torch.float64
+        assert bool((one == 2).all())
 
 
 def test_a_bias_that_is_divided_along_rows_does_not_go_with_a_weight_that_is_along_columns() -> None:
