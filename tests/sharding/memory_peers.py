@@ -50,7 +50,7 @@ class MemoryPeers:
 
     def total(self, tensor: torch.Tensor) -> torch.Tensor:
         with as_local():
-            return torch.stack(self.all(tensor)).sum(0)
+            return torch.stack(self.all(tensor)).sum(0, dtype=tensor.dtype)
 
     def enter(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor

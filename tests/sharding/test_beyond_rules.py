@@ -17,7 +17,18 @@ import torch.utils.dlpack
 from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.utils.checkpoint import checkpoint
 
-from hocket.sharding import Shard, ShardingError, as_local, cut, gathered, guard_torch, note, noted, operator_name
+from hocket.sharding import (
+    Shard,
+    ShardingError,
+    WholeBatchNorms,
+    as_local,
+    cut,
+    gathered,
+    guard_torch,
+    note,
+    noted,
+    operator_name,
+)
 
 from .memory_peers import MemoryPeers, in_ranks
 
@@ -257,6 +268,51 @@ def test_what_reads_memory_in_its_order_is_refused(name: str) -> None:
 
     with pytest.raises(ShardingError, match=f"{name} asks how the tensor lies in memory"):
         in_ranks(2, True, run)
+
+
+def test_what_is_written_to_a_weight_reaches_whoever_holds_it() -> None:
+    """Results that other tensors went into are gathered, which a call in place does not make."""
+
+    def run(peers: MemoryPeers) -> torch.Tensor:
+        shard = Shard.even(0, 4, 2)
+        peers.gathers = True
+        scale = note(torch.ones(2, 3), shard, peers, "alone") * 2
+        scale.mul_(torch.full((4, 3), 3.0)).add_(1)
+        made: torch.Tensor = gathered(scale)
+        return made
+
+    assert all(bool((one == 7).all()) for one in in_ranks(2, False, run))
+
+
+def test_what_shares_memory_with_a_divided_tensor_follows_it() -> None:
+    def run(peers: MemoryPeers) -> torch.Tensor:
+        x = note(torch.ones(4, 1), Shard.even(1, 2, 2), peers)
+        with WholeBatchNorms(peers):
+            torch.as_tensor(x).mul_(2)
+            made: torch.Tensor = gathered(torch.as_tensor(data=x, dtype=torch.float64))
+        rows, _ = torch.meshgrid(x[:, 0], x[0], indexing="ij")  # one is gathered already, the other only now
+        assert rows.tolist() == [[2.0, 2.0]] * 4
+        x.mul_(2)
+        with pytest.raises(ShardingError, match="view that was gathered, after the tensor itself was changed"):
+            rows.sum()
+        return made
+
+    for one in in_ranks(2, True, run):
+        assert one.dtype == torch.float64
+        assert bool((one == 2).all())
+
+
+def test_a_bias_that_is_divided_along_rows_does_not_go_with_a_weight_that_is_along_columns() -> None:
+    full, weight = torch.tensor([[1.0], [2.0]]), torch.ones(3, 2)
+
+    def run(peers: MemoryPeers) -> torch.Tensor:
+        peers.gathers = True
+        bias = note(cut(full, rows := Shard.even(0, 2, 2), peers.rank), rows, peers)
+        divided = note(cut(weight, columns := Shard.even(1, 2, 2), peers.rank), columns, peers)
+        made: torch.Tensor = gathered(torch.addmm(bias, torch.zeros(2, 3), divided))
+        return made
+
+    assert all(one.tolist() == [[1.0, 1.0], [2.0, 2.0]] for one in in_ranks(2, False, run))
 
 
 def test_what_is_written_to_stays_divided() -> None:

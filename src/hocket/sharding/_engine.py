@@ -269,7 +269,7 @@ def _examined(func: Any, args: Any, kwargs: dict[str, Any], marks: Any) -> Any:
             raise
         _say(peers, name, args, kwargs, error.reason)
         call.func = func  # a rule may have put another in its place before it was refused
-        return _on_gathered(call, args, kwargs, error)
+        return _own_view(_on_gathered(call, args, kwargs, error), views)
     _say(peers, name, args, kwargs, call.gathered)
     if call.answer is not NO_ANSWER:
         if marks is not None and type(call.answer) in (int, torch.Size):
@@ -286,7 +286,8 @@ def _examined(func: Any, args: Any, kwargs: dict[str, Any], marks: Any) -> Any:
             _remember(marks, plan)
     for tensor, shard in zip(made, shards, strict=True):
         note(tensor, shard, peers, weight)
-    return mapped(gathered, result) if alone and not weight else _own_view(result, views)
+    # A call that changes its first argument returns that very tensor: further writes to a copy of it would be lost.
+    return mapped(gathered, result) if alone and not weight and not call.in_place else _own_view(result, views)
 
 
 def _plan(call: OperatorCall, shards: list[Shard | None], numbers: dict[int, int], repeated: bool) -> _Plan | None:
@@ -457,7 +458,7 @@ def user_line() -> str:
 class WholeBatchNorms(TorchFunctionMode):
     """Has batch norm of replicated tensors made by the peers, whose ranks may share its statistics.
 
-    Copies that torch makes without asking the tensor (`torch.as_tensor(x, dtype=...)`) are made of the full one.
+    Copies that torch makes without asking the tensor (`torch.tensor(x)`) are made of the full one.
 
     Args:
         peers: the ranks.
@@ -469,6 +470,8 @@ class WholeBatchNorms(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is torch.as_tensor and type(args[0] if args else kwargs.get("data")) is ShardedTensor:
+            return _as_tensor(*args, **kwargs)
         if func in _COPYING:
             args, kwargs = mapped(gathered, (args, kwargs))
             return func(*args, **kwargs)
@@ -480,6 +483,11 @@ class WholeBatchNorms(TorchFunctionMode):
         outcome = apply_rule(call)
         _say(peers, "batch_norm", args, kwargs, "")
         return Local(peers, func).result(call, outcome)
+
+
+def _as_tensor(data: torch.Tensor, dtype: Any = None, device: Any = None) -> torch.Tensor:
+    """Return what `torch.as_tensor` makes of a tensor: the tensor itself, where it is of that type and there."""
+    return data.to(device=device or data.device, dtype=dtype or data.dtype)
 
 
 _COPYING = frozenset([torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor, torch.Tensor.new])

@@ -49,6 +49,8 @@ def layered(
             call.refuse("is given an empty shard")
         if isinstance(bias, Operand) and bias.ndim and bias.shape[-1] != 1:
             bias = call.share(bias, made.at(bias.ndim - 1))
+        else:
+            call.replicated(bias)
         call.becomes(input, weight, bias)
         call.run = lambda local: product(*local.tensors((input, weight, bias)))
         return made.at(input.ndim + channel)
