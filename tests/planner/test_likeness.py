@@ -86,7 +86,7 @@ def test_the_interval_of_a_plan_that_was_run_is_narrower(captured: Workload) -> 
     assert 0.9 * width(unlike, ran) < width(unlike, seen) <= width(unlike, ran)
 
 
-@settings(max_examples=4)
+@settings(max_examples=10)
 @given(st.data())
 def test_the_search_misses_no_plan_that_runs_have_moved_to_the_front(captured: Workload, data: st.DataObject) -> None:
     plans = [plan.resolve(4) for plan in plans_of(captured)]
