@@ -111,7 +111,7 @@ def garbage(ports: list[int], frames: int, seed: int) -> None:
 def dribbling(variable: str, value: Path, connections: int = 20) -> Iterator[set[int]]:
     """Keep connections to every port of some processes that are found by their environment, from their start on.
 
-    Each gets a random byte every few milliseconds, and is opened again when it is closed. Yields the
+    Each gets a random byte fifty times a second, and is opened again when it is closed. Yields the
     ports that took some.
     """
     draw, end, taken = random.Random(5), threading.Event(), set[int]()
@@ -120,7 +120,7 @@ def dribbling(variable: str, value: Path, connections: int = 20) -> Iterator[set
         held: dict[tuple[int, int], socket.socket] = {}
         pids: list[int] = []
         look_s = 0.0
-        while not end.wait(0.005):
+        while not end.wait(0.02):
             if time.monotonic() > look_s:  # looking through all processes takes longer than some ports are open
                 pids, look_s = processes_with(variable, value), time.monotonic() + 0.5
             with contextlib.suppress(OSError):  # one has ended meanwhile

@@ -286,7 +286,11 @@ def _launchers() -> list[object]:
         pytest.param(
             [found or "", *flags],
             id=name,
-            marks=[pytest.mark.skipif(found is None, reason=f"{name} is not installed")],
+            # What MPICH's variables mean is tried above, and in no more does its launcher differ from Open MPI's.
+            marks=[
+                pytest.mark.skipif(found is None, reason=f"{name} is not installed"),
+                *([pytest.mark.long] if name == "mpich" else []),
+            ],
         )
         for name, (found, flags) in commands.items()
     ]

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,12 +154,12 @@ class Site:
 
         until(answers)
 
-    def start(self, *arguments: str, slots: int = 1) -> "subprocess.Popen[str]":
-        """Start `hocket run` on the first host, with so many ranks on each."""
+    def start(self, *arguments: str, slots: Sequence[int] = ()) -> "subprocess.Popen[str]":
+        """Start `hocket run` on the first host, with so many ranks on each: one, if it is not said."""
         hosts = ["--hosts", ",".join(self.hosts.values())]
-        if slots > 1:
+        if slots:
             file = self.directory / "hosts"
-            file.write_text("".join(f"{address} slots={slots}\n" for address in self.hosts.values()))
+            file.write_text("".join(f"{a} slots={n}\n" for a, n in zip(self.hosts.values(), slots, strict=True)))
             hosts = ["--hostfile", str(file)]
         command = [sys.executable, "-m", "hocket", "run", *hosts, "--ssh", f"ssh -F {self.directory}/config"]
         first = next(iter(self.hosts))
@@ -251,18 +251,15 @@ def test_one_command_trains_on_two_hosts_as_one_process_does(site: Site, script:
         for one, gradient in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
             one.data -= 0.1 * gradient
     alone = [f"{value:.12f}" for value in model.weight[0].tolist()]
-    process = site.start("-x", "MARKER=m", script(TRAIN), slots=2)
+    process = site.start("-x", "MARKER=m", script(TRAIN), slots=(2, 1))
     out, err = process.communicate(timeout=deadline(240))
     print(out, err)
     assert process.returncode == 0
-    assert "4 ranks on 2 hosts, which meet at" in err
+    assert "3 ranks on 2 hosts, which meet at" in err
     lines = sorted(out.splitlines())
-    expected = [
-        f"[{address} {index * 2 + rank}] {host} 4 m {' '.join(alone)}"
-        for index, (host, address) in enumerate(site.hosts.items())
-        for rank in range(2)
-    ]
-    assert lines == sorted(expected)
+    (one, one_at), (two, two_at) = site.hosts.items()
+    ranks = ((one_at, 0, one), (one_at, 1, one), (two_at, 2, two))
+    assert lines == sorted(f"[{address} {rank}] {host} 3 m {' '.join(alone)}" for address, rank, host in ranks)
     assert site.left(tmp_path) == []
 
 
@@ -446,7 +443,7 @@ def test_of_sixteen_ranks_on_eight_hosts_nothing_is_left(
     what: str, eight_hosts: Site, script: Any, tmp_path: Path
 ) -> None:
     undo: Callable[[], None] = lambda: None  # noqa: E731
-    process = eight_hosts.start("--no-preflight", "--no-run-dir", script(textwrap.dedent(SLEEP)), slots=2)
+    process = eight_hosts.start("--no-preflight", "--no-run-dir", script(textwrap.dedent(SLEEP)), slots=[2] * 8)
     try:
         ranks = _ranks(process, 16)
         assert sorted(ranks) == list(range(16))

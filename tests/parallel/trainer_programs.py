@@ -54,7 +54,7 @@ def train_by_measurement() -> Any:
             hocket.Trainer(model, loss_fn, optimizer, "auto", sample=sample)
         except PlanError as error:
             refused.append(str(error))
-    hocket.calibrate.auto_plan = functools.partial(hocket.calibrate.auto_plan, seconds=3)
+    hocket.calibrate.auto_plan = functools.partial(hocket.calibrate.auto_plan, seconds=1)
     trainer = hocket.Trainer(model, loss_fn, optimizer, "auto", sample=inputs[: programs.BATCH])
     loader = DataLoader(data, batch_size=programs.BATCH, shuffle=True)
     losses = [float(trainer.step(batch)) for _ in range(programs.EPOCHS) for batch in trainer.batches(loader)]

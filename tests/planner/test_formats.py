@@ -198,7 +198,16 @@ def test_a_constant_that_is_no_share_is_refused() -> None:
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "predictions"
 
 
-def test_steps_of_a_real_h100_are_inside_their_intervals() -> None:
+# Each mode of one model, and each kind of model in one mode; a capture takes more than a second.
+SOME = {
+    ("resnet50", "float32"),
+    ("llama-1b", "bfloat16"),
+    *(("gpt2-124m", mode) for mode in ("float32", "tf32", "autocast", "bfloat16")),
+}
+
+
+@pytest.mark.parametrize("some", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_steps_of_a_real_h100_are_inside_their_intervals(some: bool) -> None:
     """docs/predictions.md has the table; ResNet-50 in float32 is the farthest off."""
     sys.path.insert(0, str(FOLDER))
     try:
@@ -207,8 +216,10 @@ def test_steps_of_a_real_h100_are_inside_their_intervals() -> None:
         sys.path.remove(str(FOLDER))
     found: dict[str, Prediction] = {}
     for step in measured.STEPS:
+        if ((step.model, step.mode) in SOME) != some:
+            continue
         one = found[f"{step.model} {step.mode}"] = measured.predicted(step.model, step.mode)
         low, high = one.interval_s
         assert low < step.measured_ms / 1e3 < high, step
         assert abs(1e3 * one.step_s / step.measured_ms - 1) < 0.15, step
-    assert len(found) == 13
+    assert len(found) == (6 if some else 7)

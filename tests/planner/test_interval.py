@@ -108,7 +108,7 @@ def test_constants_that_no_other_row_tells_and_fields_that_no_formula_knows_are_
 
 
 def test_a_server_that_does_not_say_its_memory_is_refused_and_known_ones_have_theirs() -> None:
-    workload = named_transformer("gpt-175b")
+    workload = named_transformer("gpt-7b")
     unknown = cluster.load("star:hosts=2,server=commodity,server.flops=100TFLOP/s")
     with pytest.raises(PlanError, match="does not say how much memory"):
         search(workload, unknown, workers=16, batch=16)

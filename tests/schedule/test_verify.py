@@ -99,7 +99,7 @@ def add(step, row):
     return Step.of(*columns[:4], reduce=columns[4])
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.data())
 def test_of_mutated_schedules_those_that_break_the_contract_are_reported_and_no_others(data):
     schedule = data.draw(st.sampled_from([s for s in ONE_OF_EACH if s.transfer_count]))
@@ -143,9 +143,8 @@ def test_findings_are_limited():
     assert len(verify(empty, limit=7)) == 7
 
 
-@pytest.mark.parametrize("world", [700, 1024])
-def test_beyond_a_few_hundred_ranks_random_numbers_find_a_lost_and_a_double_contribution(world):
-    for schedule in (ring(world), halving_doubling(1024)):
+def test_beyond_a_few_hundred_ranks_random_numbers_find_a_lost_and_a_double_contribution():
+    for schedule in (ring(700), ring(1024), halving_doubling(1024)):
         assert verify(schedule) == ()
         steps = list(schedule.each_step())
         steps[1] = steps[1].take(np.arange(len(steps[1])) != 13)
