@@ -34,12 +34,21 @@ def _as_main(path: str, arguments: tuple[str, ...], cwd: str) -> str:
     if os.environ["WORLD_SIZE"] == "1":
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
             del os.environ[name]
+    return as_main(path, arguments, cwd)
+
+
+def as_main(path: str, arguments: tuple[str, ...], cwd: str = "") -> str:
+    """Run a script in this process, which is a rank; what it prints."""
     if cwd:
         os.chdir(cwd)
     sys.argv = [path, *arguments]
     sys.path.insert(0, str(Path(path).parent))
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        runpy.run_path(path, run_name="__main__")
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as ended:
+            if ended.code:
+                raise
     return out.getvalue()
 
 

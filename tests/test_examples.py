@@ -30,14 +30,12 @@ def numbers(text: str) -> list[float]:
 
 @pytest.mark.long
 def test_distribute_gives_the_same_numbers_on_one_worker_and_on_two() -> None:
-    script = str(EXAMPLES / "distribute.py")
-    alone = output(sys.executable, script)
-    together = output(*HOCKET, "run", "-n", "2", script)
-    *losses, right = numbers(alone)
+    script = EXAMPLES / "distribute.py"
+    *losses, right = numbers(script_output(script))
     assert len(losses) == 5
     assert losses[-1] < 0.5 * losses[0]
     assert right > 340
-    *losses_together, right_together = numbers(together.replace("[0] ", ""))
+    *losses_together, right_together = numbers(script_output(script, n=2))
     assert losses_together == pytest.approx(losses, abs=0.002)
     assert right_together == pytest.approx(right, abs=1)
 

@@ -1,13 +1,18 @@
+import contextlib
 import json
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
 
 from hocket.cli import main
-from hocket.testing import deadline
+from hocket.launch import LaunchResult
+from hocket.testing import deadline, run_ranks
+
+from ..processes import as_main
 
 SCRIPT = """
 import argparse
@@ -59,19 +64,31 @@ def script(tmp_path_factory):
     return path
 
 
-def _check(*arguments):
-    command = [sys.executable, "-m", "hocket", "check", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=deadline(100), check=False)
+@pytest.fixture
+def checked(capfd, monkeypatch):
+    """Check in this process, on ranks that fork instead of importing torch; exit status, and what it says."""
+
+    def launched(command, n, *, env, timeout_s, stdout, stderr):
+        here = Path.cwd()
+        with contextlib.chdir(Path(__file__).parent):  # where the server of ranks stays if it begins now
+            run_ranks(as_main, n, command[0], command[1:], str(here), backend=None)
+        return LaunchResult("finished", 0, n, 0.0, 0)
+
+    def check(*arguments):
+        monkeypatch.setattr("hocket.launch.launch", launched)
+        with pytest.raises(SystemExit) as ended:
+            main(["check", *map(str, arguments)])
+        return ended.value.code, *capfd.readouterr()
+
+    return check
 
 
-@pytest.mark.parametrize(
-    ("n", "flags"),
-    [pytest.param(3, ["--sum"], marks=pytest.mark.long), pytest.param(4, ["--adam"], marks=pytest.mark.long)],
-)
-def test_a_data_set_that_does_not_divide_learns_the_same(script, n, flags):
-    result = _check(script, "-n", n, "--steps", 18, "--json", "--", *flags)
-    assert result.returncode == 0, result.stdout + result.stderr
-    found = json.loads(result.stdout)
+@pytest.mark.long
+@pytest.mark.parametrize(("n", "flags"), [(3, ["--sum"]), (4, ["--adam"])])
+def test_a_data_set_that_does_not_divide_learns_the_same(checked, script, n, flags):
+    status, out, err = checked(script, "-n", n, "--steps", 18, "--json", "--", *flags)
+    assert status == 0, out + err
+    found = json.loads(out)
     assert found["equivalent"]
     assert len(found["one"]) == len(found["several"]) == 18
     assert found["worst"] < 1e-5
@@ -79,26 +96,27 @@ def test_a_data_set_that_does_not_divide_learns_the_same(script, n, flags):
 
 
 @pytest.mark.long
-def test_dropout_is_found_and_named(script):
-    result = _check(script, "-n", 2, "--", "--dropout", "0.5", "--epochs", "1")
-    assert result.returncode == 1
-    assert "Not equivalent" in result.stdout
-    assert "The model drops values at random ('2')" in result.stdout
+def test_dropout_is_found_and_named(checked, script):
+    status, out, _ = checked(script, "-n", 2, "--", "--dropout", "0.5", "--epochs", "1")
+    assert status == 1
+    assert "Not equivalent" in out
+    assert "The model drops values at random ('2')" in out
 
 
 @pytest.mark.long
-def test_a_script_without_distribute_is_told_so(script):
-    result = _check(script, "-n", 2, "--", "--no-hocket", "--epochs", "1")
-    assert result.returncode == 1
+def test_a_script_without_distribute_is_told_so(checked, script):
+    status, out, _ = checked(script, "-n", 2, "--", "--no-hocket", "--epochs", "1")
+    assert status == 1
     # Every rank trains alone and alike: the losses agree, but nothing is gained.
-    assert "Not equivalent, though the losses agree" in result.stdout
-    assert "Each of the 2 ranks computed the same losses" in result.stdout
-    assert "made no call to hocket.distribute" in result.stdout
+    assert "Not equivalent, though the losses agree" in out
+    assert "Each of the 2 ranks computed the same losses" in out
+    assert "made no call to hocket.distribute" in out
 
 
 @pytest.mark.long
 def test_a_failing_script_shows_its_traceback(script):
-    result = _check(script, "-n", 2, "--steps", 2, "--", "--broken")
+    command = [sys.executable, "-m", "hocket", "check", str(script), "-n", "2", "--steps", "2", "--", "--broken"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=deadline(100), check=False)
     assert result.returncode == 2
     assert "RuntimeError: rank 1 is broken" in result.stderr
     assert "the run on 2 rank(s) failed" in result.stderr
@@ -183,19 +201,20 @@ for x in loader:
 
 
 @pytest.mark.long
-def test_a_run_does_not_find_what_the_other_wrote(tmp_path):
+def test_a_run_does_not_find_what_the_other_wrote(checked, tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "numbers.txt").write_text("\n".join(map(str, range(8))))
     (tmp_path / "resuming.py").write_text(RESUMING)
-    command = [sys.executable, "-m", "hocket", "check", "resuming.py"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=deadline(100), check=False, cwd=tmp_path)
-    assert result.returncode == 0, result.stdout + result.stderr
+    monkeypatch.chdir(tmp_path)
+    status, out, err = checked("resuming.py")
+    assert status == 0, out + err
     assert not (tmp_path / "checkpoint.pt").exists()
-    assert "warning: during the first run log.txt changed in this directory" in result.stderr
+    assert "warning: during the first run log.txt changed in this directory" in err
 
 
 @pytest.mark.long
-def test_compression_of_gradients_is_named_even_where_the_losses_agree(script):
-    checked = _check(script, "-n", 2, "--steps", 2, "--tolerance", 0.5, "--", "--compression", "bf16")
-    assert checked.returncode == 0, checked.stderr
-    assert "Gradients are sent as bf16, which is not serially equivalent" in checked.stdout
+def test_compression_of_gradients_is_named_even_where_the_losses_agree(checked, script):
+    flags = ("--tolerance", 0.5, "--", "--compression", "bf16")
+    status, out, err = checked(script, "-n", 2, "--steps", 2, *flags)
+    assert status == 0, err
+    assert "Gradients are sent as bf16, which is not serially equivalent" in out
