@@ -156,12 +156,13 @@ def test_a_mesh_of_links_serves_a_group_by_those_among_its_members() -> None:
     assert pair == pytest.approx(64e9)
     for workers in (2, 4):  # of fewer than a host has
         assert where.first(workers).wires(workers, 1, reached)[0] == pytest.approx((workers - 1) * 64e9)
-    assert where.first(4).links(1, 4, 4, reached)[0].rate_Bps == pytest.approx(64e9)  # a message takes one link
+    assert where.first(4).links(1, ((0, 1),), 4, reached)[0].rate_Bps == pytest.approx(64e9)  # a message takes one link
 
 
 def test_of_a_pipeline_along_the_ranks_of_hosts_the_messages_between_hosts_take_the_network() -> None:
     where = Network.of(cluster.load("h100-like"))  # says what is reached, so that no routes are followed
-    links = where.links(1, 16, 8, Constants(inside_share=1.0, network_share=1.0))
+    around = tuple((one, (one + 1) % 16) for one in range(16))
+    links = where.links(1, around, 8, Constants(inside_share=1.0, network_share=1.0))
     far = [number for number, link in enumerate(links) if link.latency_s == where.between_s]
     assert far == [7, 15]
     assert links[7].rate_Bps == where.rank_Bps < links[0].rate_Bps

@@ -71,7 +71,10 @@ def test_a_step_is_bounded_by_its_longest_way_and_by_the_processors(
     assert found >= span(schedule, p, 1, m, stages) - 1e-9
 
 
-@pytest.mark.parametrize(("schedule", "v"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1)])
+EACH = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1), ("zero_bubble_v", 2)]
+
+
+@pytest.mark.parametrize(("schedule", "v"), EACH)
 @pytest.mark.parametrize(("stages", "micro"), [(2, 4), (4, 4), (4, 12)])
 def test_every_order_takes_what_the_simulator_says(schedule: str, v: int, stages: int, micro: int) -> None:
     where = load(f"star:hosts={stages},bandwidth=100Gbit/s,latency=1us")
@@ -84,7 +87,7 @@ def test_every_order_takes_what_the_simulator_says(schedule: str, v: int, stages
     assert found.step_s == pytest.approx(simulated, rel=near)
 
 
-@pytest.mark.parametrize(("schedule", "v"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1)])
+@pytest.mark.parametrize(("schedule", "v"), EACH)
 def test_every_order_is_simulated_with_data_parallel_ranks(schedule: str, v: int) -> None:
     where = load("star:hosts=4,bandwidth=10Gbit/s,latency=1us")
     plan = Plan(
@@ -105,7 +108,7 @@ def test_every_order_is_simulated_with_data_parallel_ranks(schedule: str, v: int
 @pytest.mark.parametrize("schedule", sorted(NAMED_ORDERS))
 def test_memory_in_flight_is_that_of_the_order(schedule: str) -> None:
     for p, m in [(2, 4), (4, 4), (4, 12), (3, 6)]:
-        v = 2 if schedule == "interleaved" else 1
+        v = 1 if NAMED_ORDERS[schedule].admits(p, 1, m) and schedule != "interleaved" else 2
         plan = Plan(pipeline_parallel_degree=p, micro_batches=m, pipeline_schedule=schedule, stages_per_rank=v)
         order = plan_order(plan)
         assert [in_flight(plan, rank) for rank in range(p)] == [order.in_flight(rank) for rank in range(p)]
@@ -178,12 +181,18 @@ def test_gathers_of_many_micro_batches_take_what_following_all_of_them_says(
     assert took[0] == pytest.approx(took[1], rel=0.01)
 
 
+V = Plan(pipeline_parallel_degree=4, pipeline_schedule="zero_bubble_v", stages_per_rank=2)
+
+
 @pytest.mark.parametrize(
     ("spec", "plan"),
     [
         # uplinks that several hops share
         ("leafspine:leaves=4,ports=3,taper=2", Plan(pipeline_parallel_degree=4, micro_batches=4)),
         ("leafspine:leaves=4,ports=3,taper=2", Plan(pipeline_parallel_degree=4, micro_batches=4, shard="parameters")),
+        # the turn of a V, where both stages are on one rank, and ways up that are the ways down the other way round
+        ("leafspine:leaves=4,ports=3,taper=2", replace(V, micro_batches=4)),
+        ("leafspine:leaves=4,ports=3,taper=2", replace(V, micro_batches=4, shard="parameters")),
         # both directions through one port
         ("star:hosts=8", Plan(pipeline_parallel_degree=8, micro_batches=8)),
     ],

@@ -95,7 +95,7 @@ class Batch:
         self._run = Run(
             {index: engine.stage},
             {index: engine._runner},
-            world.size,
+            range(world.size),
             engine._wire,
             micros,
             device,

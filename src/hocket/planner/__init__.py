@@ -18,6 +18,7 @@ from .plan import (
     Synchronisation,
     check_run,
     parse_compression,
+    plan_homes,
     plan_order,
 )
 from .search import (
@@ -65,7 +66,7 @@ __all__ = [
     "ScalingFit", "Search", "StepParts", "Synchronisation", "admissible_plans", "assumptions", "axis", "balance",
     "balanced_cuts", "check_run", "curve_of_fit", "curves_svg", "expected_collective", "expected_order",
     "expected_step", "explain", "fit_scaling", "fit_sweep", "fitted", "in_flight", "inner", "memory_of",
-    "parse_compression", "plan_order", "plan_rows", "predict", "preferred", "reached_links", "read_sweep",
+    "parse_compression", "plan_homes", "plan_order", "plan_rows", "predict", "preferred", "reached_links", "read_sweep",
     "reference_plans", "resemblance", "scaling_curves", "search", "slowest_of", "spread", "step_graph", "waiting",
     "with_reasons",
 ]  # fmt: skip

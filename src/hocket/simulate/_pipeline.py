@@ -134,8 +134,7 @@ def _ways(order: PipelineOrder, stages: Sequence[StageWork], pipeline: int = 0) 
     """Return what the messages from every stage to the next are sent with, and those back; of one of the pipelines."""
     found: tuple[list[_Way], ...] = ([], [])
     for stage, work in enumerate(stages):
-        here, onward = stage % order.world, (stage + 1) % order.world
-        here, onward = here + pipeline * order.world, onward + pipeline * order.world
+        here, onward = (order.home(one) + pipeline * order.world for one in (stage, stage + 1))
         links = (work.links, *work.beside)[pipeline if work.beside else 0]
         for back, ends in enumerate(((here, onward), (onward, here))):
             ports = ((("out", ends[0], work.port), work.hop), (("in", ends[1], work.port), work.hop))
@@ -235,7 +234,7 @@ class _OrderRun:
         self.ranks = [_OrderRank(list(reversed(row))) for row in order.computing]
         self._seconds = {kind: [stage.seconds(kind) for stage in stages] for kind in COMPUTES}
         self._ways, self._messages = _ways(order, stages), MessagesUnderWay()
-        self._last = len(stages) - 1
+        self._last, self._apart = len(stages) - 1, order.apart
         self._arrived: dict[tuple[str, int, int], float] = {}
         self._sent: list[tuple[tuple[str, int, int], float]] = []  # what each message that was sent brings, and when
         self.ways_s: dict[tuple[bool, int, int], float] = {}  # as `OrderTiming` has it
@@ -298,7 +297,7 @@ class _OrderRun:
         if kind == "W" or not 0 <= onward <= self._last:
             return
         makes, there = ("F" if kind == "F" else "B", onward, number), self.now
-        if len(self.ranks) > 1:
+        if self._apart(min(stage, onward)):
             latency, path, channel, nbytes = self._ways[kind != "F"][min(stage, onward)]
             there += latency
             if path:
@@ -335,7 +334,7 @@ def order_graph(order: PipelineOrder, stages: Sequence[StageWork], nbytes: float
         name = f"{stage}{kind}{number}" if order.stages_per_rank > 1 else f"{kind}{number}"
         work = graph.compute(rank, sum(stages[stage].seconds(kind)), name=name, after=came)
         onward = stage + (1 if way == "F" else -1)
-        if kind != "W" and 0 <= onward < order.stages and onward % order.world != rank:
-            sent = graph.send(rank, onward % order.world, nbytes, name=name, after=[work])
+        if kind != "W" and order.apart(min(stage, onward)):
+            sent = graph.send(rank, order.home(onward), nbytes, name=name, after=[work])
             arrived[way, onward, number] = sent
     return graph

@@ -11,6 +11,7 @@ from torch import nn
 
 from hocket.parallel.mesh.world import World, current
 from hocket.parallel.pipeline import Pipeline, Stage, split
+from hocket.schedule.pipeline import stage_homes
 
 from .models import MODELS
 
@@ -48,13 +49,14 @@ class Parts(NamedTuple):
     numbers: dict[str, Any]
 
 
-def parts_of(name: str, per_rank: int, world: World) -> Parts:
+def parts_of(name: str, homes: tuple[int, ...], world: World) -> Parts:
     made = MODELS[name]
     torch.manual_seed(1)
     model = made.made()
     *sample, _ = made.batch_of(0, 4)
-    stages = split(model, world.size * per_rank, sample, world=world)[world.rank :: world.size]
-    return Parts(model, stages, copy.deepcopy(model.state_dict()))
+    stages = split(model, len(homes), sample, world=world)
+    own = [stage for stage, home in zip(stages, homes, strict=True) if home == world.rank]
+    return Parts(model, own, copy.deepcopy(model.state_dict()))
 
 
 def piped(case: Case, world: World, parts: Parts) -> tuple[list[float], dict[str, Any]]:
@@ -92,7 +94,8 @@ def many(cases: dict[str, Case]) -> dict[str, Any]:
     parts = functools.cache(parts_of)
     for name, case in cases.items():
         try:
-            results[name] = piped(case, world, parts(case["model"], case.get("per_rank", 1), world))
+            homes = stage_homes(case.get("schedule", "1f1b"), world.size, case.get("per_rank", 1))
+            results[name] = piped(case, world, parts(case["model"], homes, world))
         except Exception as error:
             raise RuntimeError(f"in case {name}") from error
     return results

@@ -27,6 +27,16 @@ rank 1
 """
 
 
+# In a V, with a turn on the second rank, and with more of the one stage before the other than a named order has.
+V_BY_HAND = """
+order v-by-hand ranks=2 stages=4 micro_batches=4
+rank 0
+  0F0 0F1 0F2 3F0 3I0 3F1 3B1 0F3 0B1 3W0 3F2 3F3 3B2 3B3 0I0 0B2 0W0 0B3
+rank 1
+  1F0 1F1 2F0 2F1 1F2 2B1 1I1 2B0 1B0 1W1 1F3 2F2 2F3 2B2 1B2 2I3 1B3 2W3
+"""
+
+
 def case(n: int, model: str, schedule: str, per_rank: int, optimizer: str, **more: Any) -> programs.Case:
     sizes = UNEVEN if optimizer == "sgd" else EVEN
     plain = {"model": model, "schedule": schedule, "per_rank": per_rank, "optimizer": optimizer, "sizes": sizes}
@@ -40,7 +50,9 @@ def cases(n: int) -> dict[str, programs.Case]:
         found.append(case(n, model, SCHEDULES[(i + n + 1) % 4], 1, "sgd"))
     found.append(case(n, "unet, frozen norms", "zero_bubble", 1, "sgd"))
     found.append(case(n, "unet, frozen norms", "1f1b", 1, "adam"))
+    found += [case(n, "mlp", "zero_bubble_v", 2, "sgd"), case(n, "mixer", "zero_bubble_v", 2, "adam")]
     if n == 2:
+        found += [case(n, model, V_BY_HAND, 2, optimizer) for model, optimizer in (("gpt", "adam"), ("mlp", "sgd"))]
         found += [case(n, model, BY_HAND, 1, optimizer) for model, optimizer in (("gpt", "adam"), ("mlp", "sgd"))]
     for model in ("cnn", "unet"):
         found.append(case(n, model, "gpipe", 1, "sgd", micro=1))

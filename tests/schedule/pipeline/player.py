@@ -27,9 +27,15 @@ class Player:
         self.received: set[tuple[str, int, int]] = set()
         self.sent: set[tuple[str, int, int]] = set()
         self.queues: dict[tuple[int, int], deque[tuple[str, int, int]]] = {}
+        # A rank holds what it does, and all hold as many.
+        held = [{action.stage for action in rank} for rank in order.ranks]
+        self.uneven = any(len(stages) * order.world != order.stages for stages in held)
+        self.homes = {stage: rank for rank, stages in enumerate(held) for stage in stages}
 
     def ends_well(self) -> bool:
         """Whether all is done, each forward and each gradient once, and nothing is left on its way."""
+        if self.uneven or len(self.homes) < self.order.stages:
+            return False
         left = [list(rank) for rank in self.order.ranks]
         try:
             while any(left):
@@ -51,14 +57,13 @@ class Player:
     def possible(self, rank: int, action: PipelineAction) -> bool:
         """Whether the rank has what it needs, or else waits."""
         stage, kind, m = action
-        p = self.order.world
-        if stage % p != rank:
-            raise Wrong
-        direct = not self.written or p == 1
+        homes = self.homes
         if kind == "F":
+            direct = not self.written or homes.get(stage - 1) == rank
             before = (stage - 1, m) in self.outputs if direct else ("F", stage, m) in self.received
             return stage == 0 or before
         if kind in ("B", "I"):
+            direct = not self.written or homes.get(stage + 1) == rank
             behind = (stage + 1, m) in self.gradients if direct else ("B", stage, m) in self.received
             return (stage, m) in self.outputs and (stage == self.last or behind)
         if kind == "W":
@@ -68,12 +73,11 @@ class Player:
         if kind == "SEND_B":
             return (stage, m) in self.gradients
         if kind == "RECV_F":
-            return stage > 0 and bool(self.queue((stage - 1) % p, rank))
-        return stage < self.last and (stage, m) in self.outputs and bool(self.queue((stage + 1) % p, rank))
+            return stage > 0 and bool(self.queue(homes[stage - 1], rank))
+        return stage < self.last and (stage, m) in self.outputs and bool(self.queue(homes[stage + 1], rank))
 
     def do(self, rank: int, action: PipelineAction) -> None:
         stage, kind, m = action
-        p = self.order.world
         if kind == "F":
             self.once(self.outputs, (stage, m))
         if kind in ("B", "I"):
@@ -86,10 +90,10 @@ class Player:
             if not 0 <= to <= self.last or (way, stage, m) in self.sent:
                 raise Wrong
             self.sent.add((way, stage, m))
-            self.queue(rank, to % p).append((way, to, m))
+            self.queue(rank, self.homes[to]).append((way, to, m))
         if kind.startswith("RECV"):
             way = kind[-1]
-            found = self.queue((stage + (-1 if way == "F" else 1)) % p, rank).popleft()
+            found = self.queue(self.homes[stage + (-1 if way == "F" else 1)], rank).popleft()
             if found != (way, stage, m):
                 raise Wrong
             self.received.add(found)

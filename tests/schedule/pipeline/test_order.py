@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining import Schedule1F1B, ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
-from torch.distributed.pipelining.schedules import ScheduleLoopedBFS, _Action, _add_send_recv
+from torch.distributed.pipelining.schedules import ScheduleLoopedBFS, ScheduleZBVZeroBubble, _Action, _add_send_recv
 
 from hocket.schedule import ScheduleError
 from hocket.schedule.pipeline import (
@@ -22,6 +22,8 @@ from hocket.schedule.pipeline import (
     order_for_batch,
     pipeline_order,
     read_order,
+    stage_homes,
+    verify,
 )
 
 GRID = [
@@ -33,6 +35,14 @@ GRID = [
     if one.admits(p, v, m)
 ]
 
+
+V_BY_HAND = """
+order v ranks=2 stages=4 micro_batches=2
+rank 0
+  0F0 0F1 3F0 3B0 3F1 3I1 0B0 3W1 0B1
+rank 1
+  1F0 2F0 1F1 2F1 2B0 1I0 2B1 1W0 1B1
+"""
 
 # --- torch's own orders ---------------------------------------------------------------------------------------------
 
@@ -65,6 +75,8 @@ def torchs(name: str, p: int, v: int, m: int) -> list[list[Any]]:
         order = ScheduleLoopedBFS(stages, m).pipeline_order
     elif name == "zero_bubble":
         order = ScheduleInterleavedZeroBubble(stages, m).pipeline_order
+    elif name == "zero_bubble_v":
+        order = ScheduleZBVZeroBubble(stages, m).pipeline_order
     else:
         order = ScheduleInterleaved1F1B(stages, m).pipeline_order
     return [[action for action in order[rank] if action is not None] for rank in range(p)]
@@ -74,7 +86,7 @@ def plain(action: Any) -> PipelineAction:
     return PipelineAction(action.stage_index, action.computation_type.value, action.microbatch_index)
 
 
-TORCHS = [shape for shape in GRID if shape[0] in ("gpipe", "1f1b", "interleaved", "zero_bubble")]
+TORCHS = [shape for shape in GRID if shape[0] in ("gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_v")]
 
 
 def test_named_orders_are_torchs_action_by_action() -> None:
@@ -87,22 +99,23 @@ def test_named_orders_are_torchs_action_by_action() -> None:
 @pytest.mark.parametrize(("name", "p", "v", "m"), [shape for shape in TORCHS if shape[3] in (1, 4, 6)])
 def test_messages_are_torchs_between_every_two_ranks(name: str, p: int, v: int, m: int) -> None:
     order = pipeline_order(name, p, v, m).with_messages()
-    theirs = _add_send_recv(dict(enumerate(torchs(name, p, v, m))), lambda stage: stage % p, p * v)
+    homes = stage_homes(name, p, v)
+    theirs = _add_send_recv(dict(enumerate(torchs(name, p, v, m))), homes.__getitem__, p * v)
     for rank in range(p):
         mine, its = order.ranks[rank], [plain(action) for action in theirs[rank]]
         assert sorted(mine) == sorted(its)
         for peer in range(p):
-            assert talk(mine, rank, peer, p) == talk(its, rank, peer, p)
+            assert talk(mine, peer, homes) == talk(its, peer, homes)
 
 
-def talk(actions: Any, rank: int, peer: int, p: int) -> dict[str, list[PipelineAction]]:
+def talk(actions: Any, peer: int, homes: tuple[int, ...]) -> dict[str, list[PipelineAction]]:
     """What a rank sends to and receives from another, in order."""
     found: dict[str, list[PipelineAction]] = {"SEND": [], "RECV": []}
     for action in actions:
         verb, _, way = action.kind.partition("_")
         if way:
             other = action.stage + (1 if (way == "F") == (verb == "SEND") else -1)
-            if other % p == peer:
+            if homes[other] == peer:
                 found[verb].append(action)
     return found
 
@@ -168,10 +181,33 @@ def test_warm_up_and_memory_follow_from_the_rule() -> None:
         *(("1f1b", p, 1, m) for p in (2, 3, 4, 8) for m in (2, 6, 16)),
         *(("interleaved", p, v, p * k) for p in (2, 3, 4) for v in (2, 3) for k in (1, 2, 3)),
         *(("zero_bubble", p, 1, p * k) for p in (2, 3, 4, 8) for k in (2, 4)),
+        *(("zero_bubble_v", p, 2, m) for p in (2, 3, 4, 8) for m in (1, p, 2 * p - 1, 4 * p)),
     ],
 )
 def test_idle_shares_are_those_published(name: str, p: int, v: int, m: int) -> None:
     assert pipeline_order(name, p, v, m).idle_share() == pytest.approx(NAMED_ORDERS[name].idle_share(p, v, m))
+
+
+def test_a_v_leaves_ranks_idle_while_it_fills_and_drains_alone() -> None:
+    """Each rank works without a break, the last one as much later as there are ranks before it."""
+    for p in (2, 3, 8):
+        assert pipeline_order("zero_bubble_v", p, 2, 3 * p).idle_share() == pytest.approx(bubble(p, 3 * p, 6))
+        order = pipeline_order("zero_bubble_v", p, 2, 3 * p)
+        assert [order.in_flight(rank) for rank in range(p)] == [p] * p  # the same on all, and 1F1B's on the first
+
+
+def test_the_rank_of_a_stage_is_the_one_that_does_it() -> None:
+    assert pipeline_order("zero_bubble_v", 3, 2, 4).homes == stage_homes("zero_bubble_v", 3, 2) == (0, 1, 2, 2, 1, 0)
+    for name, p, v, m in GRID:
+        assert pipeline_order(name, p, v, m).homes == stage_homes(name, p, v), name
+
+
+def test_a_short_batch_and_an_evaluation_leave_the_stages_where_they_are() -> None:
+    v = PipelineOrder.parse(V_BY_HAND)
+    assert order_for_batch(V_BY_HAND, 2, 2, 2) == v
+    short = order_for_batch(V_BY_HAND, 2, 2, 1)
+    assert (short.name, short.homes) == ("gpipe", (0, 1, 1, 0)) == ("gpipe", v.homes)
+    assert not verify(short.with_messages())
 
 
 def test_the_bubble_of_gpipe_and_of_interleaving() -> None:
@@ -195,6 +231,7 @@ def test_zero_bubble_leaves_the_weights_of_as_many_as_there_are_ranks_before() -
 def test_the_nearest_number_of_micro_batches_is_one_that_is_admitted() -> None:
     for name, rule in NAMED_ORDERS.items():
         for p, v, m in [(p, v, m) for p in (1, 2, 3, 4) for v in (1, 2) for m in range(1, 12)]:
+            v = rule.stages or v
             near = rule.nearest(p, v, m)
             assert rule.admits(p, v, near)
             assert near == m or not rule.admits(p, v, m)

@@ -60,7 +60,8 @@ def asked(
     word = " ".join(words)
     try:
         if word in NAMED_ORDERS:
-            each = (stages // ranks if ranks and stages else 0) or (2 if word == "interleaved" else 1)
+            usual = NAMED_ORDERS[word].stages or (2 if word == "interleaved" else 1)
+            each = (stages // ranks if ranks and stages else 0) or usual
             ranks = ranks or (stages // each if stages else 4)
             if (stages or ranks * each) != ranks * each:
                 raise ScheduleError(f"--stages {stages} is no multiple of {ranks} ranks; give as many to each")

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from hocket.planner import AXES, Plan, PlanError, PlanFinding, inner
+from hocket.planner import AXES, Plan, PlanError, PlanFinding, inner, plan_homes
 from hocket.workload import DividedShare
 from hocket.workload.division import unchanged
 
@@ -215,7 +215,7 @@ def divide_layers(draft: Draft) -> None:
         draft.notes.append(lopsided)
         if mesh.whole.rank == 0:
             warnings.warn(f"the pipeline is not balanced: {lopsided}", stacklevel=2)
-    mine = stages[mesh["pipeline"].rank :: ranks]
+    mine = [stage for stage, home in zip(stages, plan_homes(plan), strict=True) if home == mesh["pipeline"].rank]
     kept = {id(t) for stage in mine for t in (*stage.module.parameters(), *stage.module.buffers())}
     for tensor in (*model.parameters(), *model.buffers()):
         if id(tensor) not in kept:

@@ -204,11 +204,9 @@ def check_gradient_hooks(parameters: Mapping[str, torch.nn.Parameter], plan: Pla
 
 def check_tied(pipeline: Pipeline, plan: Plan, mesh: Mesh) -> None:
     """Raise PlanError for plans that weights which stages share do not allow; a collective operation."""
-    tied = any(mesh.whole.from_all(bool(pipeline.tied)))
+    tied = any(mesh.whole.from_all(any(stage.shared for stage in pipeline.stages)))
     if tied and plan.shard == "parameters" and mesh["data"].size > 1:
-        rule = (
-            "weights that stages share cannot be sharded themselves, and this model's first and last stage share some"
-        )
+        rule = "weights that stages share cannot be sharded themselves, and stages of this model share some"
         raise _refusal("shard", rule, 'say shard = "gradients", or untie them')
 
 

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hocket.schedule.pipeline import NAMED_ORDERS, PipelineAction, order_for_batch, pipeline_order
+from hocket.schedule.pipeline import (
+    NAMED_ORDERS,
+    PipelineAction,
+    breadth_first,
+    order_for_batch,
+    order_name,
+    pipeline_order,
+)
 
 from ..batches import trees as _trees
 from ..mesh import World
@@ -37,10 +44,11 @@ class Pipeline:
     each micro-batch by itself (of which a warning tells), and dropout draws other masks.
 
     Args:
-        stages: those of this rank: every `world.size`-th of `split`'s, from `world.rank` on.
+        stages: those of this rank: of `split`'s every `world.size`-th, from `world.rank` on, or those that
+            `hocket.schedule.pipeline.stage_homes` gives to it where an order places them in another way.
         world: the ranks of the pipeline.
-        schedule: the order in which ranks work: "gpipe", "1f1b", "interleaved", "zero_bubble", or a file with an order
-            (or its text); "1f1b" with several stages on a rank is interleaved.
+        schedule: the order in which ranks work: "gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_v", or a
+            file with an order (or its text); "1f1b" with several stages on a rank is interleaved.
         micro_batches: into how many a batch is cut. A batch of fewer samples makes fewer.
         loss_fn: called with the model's output and the target of a micro-batch.
         loss_reduction: "mean" if `loss_fn` is a mean over samples, "sum" if it is a sum.
@@ -87,12 +95,19 @@ class Pipeline:
         self._after = on_gradients or _nothing
         if loss_reduction not in ("mean", "sum"):
             raise ValueError(f"loss_reduction = {loss_reduction!r} is not known; choose mean or sum")
-        self._check_stages()
         if micro_batches < 1:
             raise ValueError(f"micro_batches = {micro_batches}: a batch is cut into 1 or more")
-        order = pipeline_order(schedule, world.size, len(self.stages), micro_batches)
+        count = self.stages[0].count if self.stages else 0
+        if not count or count % world.size:
+            raise ValueError(
+                f"the pipeline of {world.size} ranks was given {len(self.stages)} of {count} stages on rank "
+                f"{world.rank}, and the number of stages must be a multiple of the ranks: "
+                "split(model, ranks * stages_per_rank, sample)"
+            )
+        order = pipeline_order(schedule, world.size, count // world.size, micro_batches)
+        self._count, self._homes = count, order.homes
+        self._check_stages(schedule)
         self.schedule = schedule if schedule in NAMED_ORDERS else str(order)  # a file is read once
-        self._count = self.stages[0].count
         self._by_index = {stage.index: stage for stage in self.stages}
         self._runners = {stage.index: runner(stage, recompute) for stage in self.stages}
         fixed = self.stages[0].fixed_shapes if fixed_shapes is None else fixed_shapes
@@ -213,8 +228,7 @@ class Pipeline:
         """Raise StageError on every rank if something has failed; a collective operation."""
         box = [next((one for one in run.outputs.values() if isinstance(one, StageFailure)), None)]
         if self._world.size > 1:
-            last = (self._count - 1) % self._world.size
-            dist.broadcast_object_list(box, group=self._world.group, group_src=last)
+            dist.broadcast_object_list(box, group=self._world.group, group_src=self._homes[-1])
         if box[0] is not None:
             raise StageError(f"stage {box[0].stage} of {self._count} of the pipeline has failed: {box[0].said}")
 
@@ -235,7 +249,7 @@ class Pipeline:
         """Return what the rank of the last stage has, on every rank; a collective operation."""
         if self._world.size == 1:
             return output
-        last = (self._count - 1) % self._world.size
+        last = self._homes[-1]
         box: list[Any] = [None]
         if self.holds_last:
             box = [_values.described(output)]
@@ -254,7 +268,7 @@ class Pipeline:
         return Run(
             self._by_index,
             self._runners,
-            self._world.size,
+            self._homes,
             self._describing_wire if hands_on else self._wire,
             micros,
             self._device,
@@ -265,8 +279,7 @@ class Pipeline:
         )
 
     def _forwards(self, count: int) -> tuple[PipelineAction, ...]:
-        order = pipeline_order("gpipe", self._world.size, len(self.stages), count)
-        return order.with_messages().forwards(self._world.rank)
+        return breadth_first(self._homes, count).with_messages().forwards(self._world.rank)
 
     def _loss(self, output: Any, micro: Micro, weight: float) -> Tensor:
         if self._loss_fn is None:
@@ -280,19 +293,16 @@ class Pipeline:
     def from_last(self, values: Tensor) -> Tensor:
         """Give every rank the values of the one that computes the loss, in place; a collective operation."""
         if self._world.size > 1:
-            last = (self._count - 1) % self._world.size
-            dist.broadcast(values, group=self._world.group, group_src=last)
+            dist.broadcast(values, group=self._world.group, group_src=self._homes[-1])
         return values
 
-    def _check_stages(self) -> None:
-        rank, size = self._world.rank, self._world.size
-        have = [stage.index for stage in self.stages]
-        count = self.stages[0].count if self.stages else 0
-        if not have or count % size or have != list(range(rank, count, size)):
+    def _check_stages(self, schedule: str) -> None:
+        rank, have = self._world.rank, [stage.index for stage in self.stages]
+        own = [stage for stage, home in enumerate(self._homes) if home == rank]
+        if have != own:
             raise ValueError(
-                f"rank {rank} of a pipeline of {size} was given the stages {have} of {count}; it runs every {size}th, "
-                f"from stage {rank} on, and the number of stages must be a multiple of the ranks: "
-                "stages = split(model, ranks * stages_per_rank, sample)[rank::ranks]"
+                f"rank {rank} of a pipeline of {self._world.size} was given the stages {have} of {self._count}, and in "
+                f"the schedule {order_name(schedule)!r} it runs {own}: take these of all that split() returns"
             )
 
 

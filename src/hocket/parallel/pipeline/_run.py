@@ -51,7 +51,7 @@ class Run:
     Args:
         stages: this rank's, by index.
         runners: what runs each of them, by index.
-        ranks: in the pipeline; stage s is on rank s % ranks.
+        homes: of every stage the rank that holds it.
         wire: to the other ranks.
         micros: the micro-batches.
         device: where tensors are received.
@@ -65,7 +65,7 @@ class Run:
         self,
         stages: dict[int, Stage],
         runners: dict[int, Callable[..., Any]],
-        ranks: int,
+        homes: Sequence[int],
         wire: StageWire,
         micros: Sequence[Micro],
         device: torch.device,
@@ -77,7 +77,7 @@ class Run:
     ) -> None:
         self._stages = stages
         self._runners = runners
-        self._ranks = ranks
+        self._homes = homes
         self._wire = wire
         self._micros = micros
         self._device = device
@@ -124,8 +124,7 @@ class Run:
         return receives + [action for action in messages if action not in receives]
 
     def _is_known(self, action: PipelineAction) -> bool:
-        peer, key = (action.stage - 1) % self._ranks, self._key(action.stage, action.micro_batch)
-        return self._wire.knows(peer, key)
+        return self._wire.knows(self._homes[action.stage - 1], self._key(action.stage, action.micro_batch))
 
     # --- computing ----------------------------------------------------------------------------------------------------
 
@@ -226,18 +225,18 @@ class Run:
     def _send_forward(self, action: PipelineAction) -> None:
         values = self._to_send.pop((action.stage, action.micro_batch))
         after = action.stage + 1
-        self._wire.send_values(after % self._ranks, self._key(after, action.micro_batch), values)
+        self._wire.send_values(self._homes[after], self._key(after, action.micro_batch), values)
 
     def _receive_forward(self, action: PipelineAction) -> None:
-        peer, key = (action.stage - 1) % self._ranks, self._key(action.stage, action.micro_batch)
+        peer, key = self._homes[action.stage - 1], self._key(action.stage, action.micro_batch)
         self._taken[action.stage, action.micro_batch] = self._wire.receive_values(peer, key, self._device)
 
     def _send_backward(self, action: PipelineAction) -> None:
         found = self._to_send.pop((action.stage, action.micro_batch))
-        self._wire.send_alike((action.stage - 1) % self._ranks, found)
+        self._wire.send_alike(self._homes[action.stage - 1], found)
 
     def _receive_backward(self, action: PipelineAction) -> None:
         flight = self._flights[action.stage, action.micro_batch]
         buffers = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in flight.expects()]
-        works = self._wire.receive_alike((action.stage + 1) % self._ranks, buffers)
+        works = self._wire.receive_alike(self._homes[action.stage + 1], buffers)
         self._gradients[action.stage, action.micro_batch] = (buffers, works)

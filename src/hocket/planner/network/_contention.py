@@ -55,7 +55,7 @@ class StageFlows(NamedTuple):
 
 
 class StageMessages(NamedTuple):
-    """What messages from a rank of a pipeline to the next, and back, do to the links."""
+    """What messages from a rank of a pipeline to another, and back, do to the links."""
 
     there: tuple[LinkSeconds, ...]  # for each byte that a member of the stage sends
     back: tuple[LinkSeconds, ...]
@@ -204,27 +204,31 @@ class Contention:
             for a, b, latency_s in zip(bounds[:-1], bounds[1:], late, strict=True)
         ]
 
-    def _hops(self, first: int, stride: int, count: int, shares: tuple[float, float]) -> list[Load]:
-        """Return what each stage of a pipeline does, from the first rank on, that sends to the next at once."""
-        ranks = np.arange(count * stride)
-        source = first + ranks
-        flows = self._flows(source, (source + stride) % len(self._nodes), np.ones(len(ranks)), ranks // stride)
+    def _hops(self, stride: int, pairs: tuple[tuple[int, int], ...], shares: tuple[float, float]) -> list[Load]:
+        """Return what each of these groups of ranks does that sends to the other one at once."""
+        source, target = _members(stride, pairs)
+        flows = self._flows(source, target, np.ones(len(source)), np.arange(len(source)) // stride)
         return [_load([one], shares, None) for one in flows]
 
     def _messages(
-        self, stride: int, together: int, around: bool, apart: bool, shares: tuple[float, float]
+        self,
+        stride: int,
+        pairs: tuple[tuple[int, int], ...],
+        together: int,
+        apart: bool,
+        shares: tuple[float, float],
     ) -> list[StageMessages]:
-        """Return what the messages of a pipeline do to the links, from each of its ranks to the next and back.
+        """Return what the messages of a pipeline do to the links, between each of these pairs of its ranks and back.
 
-        A stage has `stride` ranks, of which `together` beside each other wait for each other's messages; where they go
-        `around`, the last ones send to the first ones, too. Those that wait for each other are a pipeline, and
-        pipelines do not: where some pass busier links than others, they do not stay in step, and `apart` asks for what
-        each of them does. Else all send at once, and the one counts whose links are the busiest.
+        A stage has `stride` ranks, of which `together` beside each other wait for each other's messages. Those that
+        wait for each other are a pipeline, and pipelines do not: where some pass busier links than others, they do not
+        stay in step, and `apart` asks for what each of them does. Else all send at once, and the one counts whose links
+        are the busiest.
         """
-        world, pipelines = len(self._nodes), stride // together
-        ranks, onward = np.arange(world), np.roll(np.arange(world), -stride)
+        pipelines, count = stride // together, len(pairs)
+        ranks, onward = _members(stride, pairs)
         source, target = np.concatenate([ranks, onward]), np.concatenate([onward, ranks])
-        flows = self._flows(source, target, np.ones(2 * world), np.arange(2 * world) // together)
+        flows = self._flows(source, target, np.ones(len(source)), np.arange(len(source)) // together)
         links, which = np.unique(np.concatenate([one.links for one in flows]), return_inverse=True)
         told = np.zeros((len(links), len(flows)))
         column = np.repeat(np.arange(len(flows)), [len(one.links) for one in flows])
@@ -232,7 +236,7 @@ class Contention:
         spent: NDArray[np.float64] = told.reshape(len(links), -1, pipelines)  # of every link, message and pipeline
         together_s = spent.sum(axis=2)
         most_s: NDArray[np.float64] = np.where(spent > 0, together_s[:, :, None], 0.0).max(axis=0)
-        longest = most_s.reshape(2, -1, pipelines)[:, : None if around else -1]
+        longest = most_s.reshape(2, -1, pipelines)
         slowest = int(longest.sum(axis=(0, 1)).argmax())
         apart = apart and not np.allclose(longest, longest[:, :, :1], atol=0)
         own: NDArray[np.float64] = spent if apart else together_s[(spent[:, :, slowest] > 0).any(axis=1)][:, :, None]
@@ -244,16 +248,22 @@ class Contention:
         rows = np.array(kept).reshape(len(kept), *own.shape[1:])
         # Nor are the ways of the latest pipeline the latest of all at every hop.
         late = np.array([one.latency_s for one in flows]).reshape(2, -1, pipelines).mean(axis=0)
-        latest = int(late[: None if around else -1].sum(axis=0).argmax())
+        latest = int(late.sum(axis=0).argmax())
 
         def path(message: int, pipeline: int) -> tuple[LinkSeconds, ...]:
             return tuple((link, float(each)) for link, each in enumerate(rows[:, message, pipeline].tolist()) if each)
 
-        count, found = world // stride, []
-        for rank in range(count):
-            ways = [(path(rank, one), path(rank + count, one)) for one in range(own.shape[2])]
-            found.append(StageMessages(*ways[0], float(late[rank, latest]), tuple(ways[1:])))
+        found = []
+        for pair in range(count):
+            ways = [(path(pair, one), path(pair + count, one)) for one in range(own.shape[2])]
+            found.append(StageMessages(*ways[0], float(late[pair, latest]), tuple(ways[1:])))
         return found
+
+
+def _members(stride: int, pairs: tuple[tuple[int, int], ...]) -> NDArray[np.int64]:
+    """Return the ranks of the first groups of these pairs, and those of the second ones."""
+    first = np.array(pairs).T[:, :, None] * stride + np.arange(stride)
+    return first.reshape(2, -1)
 
 
 def marks(*columns: NDArray[Any]) -> NDArray[np.int64]:

@@ -430,39 +430,38 @@ class Network:
         assert self._contention is not None
         return self._contention.rates(*asked)
 
-    def crosses(self, stride: int, first: int) -> bool:
-        """Return whether `stride` ranks, from the first on, have a rank on another host `stride` further on."""
-        ends = ((rank, (rank + stride) % self.world) for rank in (first, first + stride - 1))
-        return any(rank // self.local != there // self.local for rank, there in ends)
+    def crosses(self, stride: int, here: int, there: int) -> bool:
+        """Return whether of two groups of `stride` ranks in a row the first or the last two are on two hosts."""
+        ends = ((here * stride + one, there * stride + one) for one in (0, stride - 1))
+        return any(rank // self.local != other // self.local for rank, other in ends)
 
-    def links(self, stride: int, count: int, sharers: int, constants: Constants, first: int = 0) -> list[Link]:
-        """Return what joins ranks with those `stride` further on, while `sharers` ranks of the host send.
+    def links(self, stride: int, pairs: tuple[tuple[int, int], ...], sharers: int, constants: Constants) -> list[Link]:
+        """Return what joins the ranks of two groups, each with one, while `sharers` ranks of the host send.
 
         Args:
-            stride: Of the ranks that send at once.
-            count: How many links: of `stride` ranks, from `first` on, of the next `stride` ranks, and so on. Where
-                routes are known, each is what the slowest of its ranks reaches while all of them send.
+            stride: Ranks of a group, one after the other, that send at once.
+            pairs: The numbers of both groups. Where routes are known, a link is what the slowest of its ranks reaches
+                while all of them send.
             sharers: Ranks of a host that send at once, where routes are not known.
             constants: Shares of the links that are reached.
-            first: The first rank.
         """
-        if self.contention and first + count * stride <= self.world:
+        if self.contention and all((max(pair) + 1) * stride <= self.world for pair in pairs):
             shares = (constants.inside_share, constants.network_share)
-            loads = self.contention.hops(first, stride, count, shares)
+            loads = self.contention.hops(stride, pairs, shares)
             return [Link(1 / load.seconds if load.seconds else float("inf"), load.latency_s) for load in loads]
         near = Link(self.inside_Bps / max(1, self.mesh) * constants.inside_share, self.inside_s)
         rate = min(self.host_Bps / max(1, min(sharers, stride, self.local)), self.rank_Bps) * constants.network_share
         far = Link(rate, self.between_s)
-        return [far if self.crosses(stride, first + number * stride) else near for number in range(count)]
+        return [far if self.crosses(stride, *pair) else near for pair in pairs]
 
     def messages(
-        self, stride: int, together: int, around: bool, apart: bool, constants: Constants
+        self, stride: int, pairs: tuple[tuple[int, int], ...], together: int, apart: bool, constants: Constants
     ) -> list[StageMessages]:
         """Return what messages between ranks of a pipeline do to links (see `Contention`); [] if that is unknown."""
         if not self._contention or self.world % stride:
             return []
         shares = constants.inside_share, constants.network_share
-        return self._contention.messages(stride, together, around, apart, shares)
+        return self._contention.messages(stride, pairs, together, apart, shares)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hocket.schedule import ScheduleError
-from hocket.schedule.pipeline import NAMED_ORDERS, PipelineOrder, pipeline_order
+from hocket.schedule.pipeline import NAMED_ORDERS, PipelineOrder, pipeline_order, stage_homes
 
 from .._findings import PlanError, PlanFinding
 
@@ -33,6 +33,12 @@ def plan_order(plan: "Plan") -> PipelineOrder:
         raise PlanError("the plan cannot be carried out:", [finding]) from None
 
 
+def plan_homes(plan: "Plan") -> tuple[int, ...]:
+    """Return of every stage of a plan that keeps its rules the rank of the pipeline that holds it."""
+    p = plan.pipeline_parallel_degree
+    return stage_homes(plan.pipeline_schedule if p > 1 else "1f1b", p, plan.stages_per_rank)
+
+
 def order_findings(plan: "Plan") -> Iterator[PlanFinding]:
     """Return what stands against the order of a plan's pipeline: another shape, or a number of micro-batches."""
     p, v, m = plan.pipeline_parallel_degree, plan.stages_per_rank, plan.micro_batches
@@ -42,6 +48,9 @@ def order_findings(plan: "Plan") -> Iterator[PlanFinding]:
             pipeline_order(plan.pipeline_schedule, p, v, m)
         except ScheduleError as error:
             yield PlanFinding("pipeline_schedule", str(error), f"mend it, or choose one of {', '.join(NAMED_ORDERS)}")
+    elif named.stages not in (None, v):
+        rule = f"{plan.pipeline_schedule!r} has {named.stages} stages on each rank, not {v}"
+        yield PlanFinding("stages_per_rank", rule, f"say stages_per_rank = {named.stages}")
     elif not named.admits(p, v, m):
         rule = f"{plan.pipeline_schedule!r} on {p} ranks cannot run {m} micro-batches"
         remedy = f'take {named.nearest(p, v, m)}, or pipeline_schedule = "gpipe", which takes any number'

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hocket.schedule.pipeline import NAMED_ORDERS
 from hocket.workload import Workload
 
 from .._findings import PlanError, PlanFinding
@@ -43,12 +44,12 @@ class Layout:
 
     def plan(self, **more: Any) -> Plan:
         piped = self.degree("pipeline") > 1
-        schedule = more.pop("pipeline_schedule", "1f1b")
+        schedule = more.pop("pipeline_schedule", "interleaved" if self.stages > 1 else "1f1b")
         degrees: dict[str, Any] = {one.field: degree for one, degree in zip(AXES, self.degrees, strict=True)}
         return Plan(
             **degrees,
             stages_per_rank=self.stages,
-            pipeline_schedule="interleaved" if self.stages > 1 else schedule,
+            pipeline_schedule=schedule,
             micro_batches=self.parts if piped else 1,
             accumulate=1 if piped else self.parts,
             **more,
@@ -146,6 +147,8 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
 def layouts(grid: Grid, layers: int) -> Iterator[Layout]:
     """Yield all layouts of a grid, those with few parts first."""
     fixed = grid.fixed
+    named = NAMED_ORDERS.get(fixed.get("pipeline_schedule", ""))
+    rule = named is not None and named.rule
     for chosen in itertools.product(*grid.degrees.values()):
         known = dict(zip(grid.degrees, chosen, strict=True))
         each, pipeline = math.prod(chosen), known["pipeline"]
@@ -160,7 +163,7 @@ def layouts(grid: Grid, layers: int) -> Iterator[Layout]:
         samples = math.ceil(grid.batch / data)
         for stages in _stages(fixed, pipeline, layers):
             for parts in _parts(fixed, pipeline, samples):
-                if pipeline > 1 and (parts < pipeline or (stages > 1 and parts % pipeline)):
+                if pipeline > 1 and (parts < pipeline or (stages > 1 and parts % pipeline and not rule)):
                     continue  # 1F1B wants a micro-batch for every stage, and an interleaved schedule whole rounds
                 yield Layout(degrees, stages, parts)
 
@@ -180,6 +183,8 @@ def _stages(fixed: Mapping[str, Any], pipeline: int, layers: int) -> Sequence[in
     if "stages_per_rank" in fixed:
         return (fixed["stages_per_rank"],)
     schedule = fixed.get("pipeline_schedule")
+    if schedule in NAMED_ORDERS and (each := NAMED_ORDERS[schedule].stages):
+        return (each,) if each * pipeline <= layers else ()
     if schedule not in (None, "interleaved"):
         return (1,)
     return [one for one in _STAGES if one * pipeline <= layers and (schedule is None or one > 1)]

@@ -14,6 +14,7 @@ from ..network import NOTHING, Constants, Cost
 from ..plan import BucketSizes, Plan
 from ._pipeline import Followed
 from ._profile import LayerTimes, Profile
+from ._stages import layers_by_rank
 
 
 def ends(
@@ -40,7 +41,7 @@ def ends(
         return _of_rank(plan, profile, slowed, np.arange(edges[-1]), m, crowd)
     held = profile.held(plan)
     back = slowed.backward + slowed.again + slowed.tensor_backward
-    own_of = [np.concatenate([np.arange(edges[c], edges[c + 1]) for c in range(rank, p * v, p)]) for rank in range(p)]
+    own_of = layers_by_rank(plan, edges)
     heaviest = int(np.argmax([held.gradient_bytes[layers].sum() for layers in own_of]))
     begins = [(left - followed.seconds) * crowd for left in followed.left] if followed else None
     found = []

@@ -10,10 +10,11 @@ import numpy as np
 from hocket.simulate import StageWork, Stream
 
 from ..axes import shard_group
-from ..plan import Plan, plan_order
+from ..plan import Plan, plan_homes, plan_order
 from ._ends import block_times, copies_times, inside, talking
 from ._pipeline import Followed
 from ._profile import LayerTimes, Profile
+from ._stages import layers_by_rank
 
 _Block = tuple[float, float, float, float]  # see `block_times`
 
@@ -77,8 +78,8 @@ def _followed(
         link.next_s = next(coming[number], 0.0)
         if kind != "W" and 0 <= onward < len(blocks):
             hop, way_s = works[min(stage, onward)].hop, plain.ways_s[forward, onward, micro]
-            if works[min(stage, onward)].port == port:
-                both = number, onward % p
+            if works[min(stage, onward)].port == port and order.apart(min(stage, onward)):
+                both = number, order.home(onward)
                 busy_s = max(links[one].busy_until(begun[one] if ahead else ranks[one].free_s) for one in both)
                 # Behind that gather the next one is asked for: the message seldom has the port alone again.
                 more_s = min(hop, max(0.0, busy_s - rank.free_s))
@@ -99,17 +100,17 @@ def _stages(
 ) -> tuple[list[list[_Block]], list[float]]:
     """Return the blocks of every stage, and of every rank how long copies of its shards average their gradients."""
     p, held = plan.pipeline_parallel_degree, profile.held(plan).parameter_bytes
-    sizes = [float(held[a:b].sum()) for a, b in itertools.pairwise(edges)]
+    homes, sizes = plan_homes(plan), [float(held[layers].sum()) for layers in layers_by_rank(plan, edges)]
     passes = plan.micro_batches * plan.stages_per_rank
     busy = passes / (passes + p - 1)  # each rank waits for the pipeline to fill, and is silent, at another time
     blocks: list[list[_Block]] = []
     averages = [0.0] * p
     for stage, (first, end) in enumerate(itertools.pairwise(edges)):
-        own, parts = talking([sum(sizes[rank::p]) for rank in range(p)], stage % p)
+        own, parts = talking(sizes, homes[stage])
         beside = own, tuple(part if rank == own else round(busy * part, 2) for rank, part in enumerate(parts))
         layers = np.arange(first, end)
         columns = block_times(plan, profile, times, layers, beside)
-        averages[stage % p] += float(copies_times(plan, profile, layers, beside).sum())
+        averages[homes[stage]] += float(copies_times(plan, profile, layers, beside).sum())
         blocks.append(list(zip(*(one.tolist() for one in columns), strict=True)))
     return blocks, averages
 

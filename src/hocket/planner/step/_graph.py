@@ -18,6 +18,7 @@ from ..plan import BucketSizes, Plan, plan_order
 from ._ends import bucket_count, fetched
 from ._memory import memory_of
 from ._profile import LayerTimes, Profile, in_precision
+from ._stages import layers_by_rank
 from ._time import cuts_of, predict
 
 Pick = Callable[[Collective, float], Schedule]
@@ -201,8 +202,7 @@ class _GraphOfStep:
                 self._collective(rank, "all_gather", float(held[own].sum()), "parameters", [updated])
 
     def _own(self, rank: int) -> NDArray[np.int64]:
-        stages = range(rank, self.order.stages, len(self.places))
-        return np.concatenate([np.arange(self.edges[stage], self.edges[stage + 1]) for stage in stages])
+        return layers_by_rank(self.plan, self.edges)[rank]
 
     def _limit(self, rank: int) -> float:
         sizes = self.profile.held(self.plan).gradient_bytes[self._own(rank)]
@@ -247,7 +247,7 @@ class _GraphOfStep:
             last = self.graph.compute(where, float(self.seconds[kind][layers].sum()), name=name, after=after)
         self.last[rank] = [last]
         onward = stage + (1 if forward else -1)
-        if kind != "W" and 0 <= onward < self.order.stages and len(self.places) > 1:
+        if kind != "W" and self.order.apart(min(stage, onward)):
             self.arrived[forward, onward, number] = self._sent(rank, stage, onward, name, last)
 
     def _reduce_all(self, rank: int) -> None:
@@ -262,12 +262,12 @@ class _GraphOfStep:
     def _sent(self, rank: int, stage: int, onward: int, name: str, last: Work) -> list[Work]:
         """Send to the next stage, where ranks that share tensors wait for what each of them gets."""
         plan, profile = self.plan, self.profile
-        target = onward % len(self.places)
+        target, stride = self.order.home(onward), self.places[0].size
         whole = float(profile.output_bytes[self.edges[max(stage, onward)] - 1]) * self.scale
         there = self.places[target].ravel()
-        first, stride = min(stage, onward) % len(self.places) * self.places[0].size, self.places[0].size
+        pair = self.order.home(min(stage, onward)), self.order.home(max(stage, onward))
         rates = [
-            profile.network.links(stride, 1, profile.network.local, one, first)[0].rate_Bps
+            profile.network.links(stride, (pair,), profile.network.local, one)[0].rate_Bps
             for one in (_PLAIN, profile.constants)
         ]
         more = rates[0] / rates[1] / profile.constants.message_share

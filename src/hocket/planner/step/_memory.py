@@ -21,7 +21,7 @@ from hocket.workload import Layer, Share, Workload
 
 from ..axes import axis, replicas, shard_group, sharing
 from ..plan import BucketSizes, Plan
-from ._stages import in_flight, stage_cuts
+from ._stages import in_flight, layers_by_rank, stage_cuts
 
 PROCESS_NBYTES = 260 * 2**20
 """Of the interpreter with torch and a Trainer, before there is a model: Python 3.11, torch 2.13."""
@@ -173,14 +173,13 @@ def memory_of(
     pipeline, copies, shared = plan.pipeline_parallel_degree, replicas(plan)[0], shard_group(plan)[0]
     micro = -(-batch // (max(1, plan.data_parallel_degree) * plan.micro_batches * plan.accumulate))
     columns = _columns(workload, plan, micro / workload.batch)
-    edges = [0, *cuts, len(workload.layers)]
+    by_rank = layers_by_rank(plan, [0, *cuts, len(workload.layers)])
     blocks = np.array(workload.blocks)
 
     followed = any(layer.peak_bytes for layer in workload.layers)
 
     def of(rank: int) -> Memory:
-        stages = range(rank, len(edges) - 1, pipeline)
-        mine = np.concatenate([np.arange(edges[s], edges[s + 1]) for s in stages])
+        mine = by_rank[rank]
         own = columns.of(mine)
         parameters, gradients, optimizer, saved = (float(column.sum()) for column in own[:4])
         largest, output = float(np.bincount(blocks[mine], own.parameters).max()), float(own.output.max())

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from hocket.schedule.pipeline import NAMED_ORDERS, PipelineAction
-from hocket.simulate import StageWork, simulate_order
+from hocket.simulate import OrderTiming, StageWork, simulate_order
 
 from ..network import LinkSeconds
 from ..plan import order_of
@@ -38,7 +38,7 @@ def stage_works(
     """Return what a micro-batch asks of every stage; each is handled once a pass.
 
     What is not the wires' of exchanges waits for processors, as computation does. `ports` say through which port each
-    rank of the pipeline sends to the next.
+    stage sends to the next.
     """
     found = []
     ways = (
@@ -51,7 +51,7 @@ def stage_works(
     for stage, (begin, end) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
         forward, backward, wire, wire_back, weights = (float(one[begin:end].sum()) for one in ways)
         hop = hops[stage] if stage < len(hops) else Hop()
-        port = ports[stage % len(ports)]
+        port = ports[stage] if stage < len(ports) else 0
         both = forward + handling / 2, backward + handling / 2
         times_s = *both, wire, wire_back, hop.busy_s, weights
         found.append(StageWork(*times_s, port, hop.latency_s, hop.links, hop.nbytes, hop.beside))
@@ -99,20 +99,20 @@ _ACTIONS = 256  # forwards of all stages, that are followed in some 2 ms
 def _followed(schedule: str, p: int, v: int, m: int, stages: tuple[StageWork, ...]) -> Followed:
     timing = simulate_order(order_of(schedule, p, v, m), stages)
     ends = tuple(rank[-1][2] for rank in timing.spans)
-    left = tuple(max(end, _left(rank, timing.ways_s, stages)) for rank, end in zip(timing.spans, ends, strict=True))
+    left = tuple(max(end, _left(rank, timing, stages)) for rank, end in zip(timing.spans, ends, strict=True))
     return Followed(timing.seconds, ends, left, m, (), timing.ways_s)
 
 
 def _left(
     spans: Sequence[tuple[PipelineAction, float, float]],
-    ways_s: Mapping[tuple[bool, int, int], float],
+    timing: OrderTiming,
     stages: Sequence[StageWork],
 ) -> float:
     """Return when the last message of a rank's backward passes has left it; 0 if it sends none."""
     for action, _, end in reversed(spans):
-        way = ways_s.get((False, action.stage - 1, action.micro_batch)) if action.kind in "BI" else None
-        if way is not None:
-            return end + way - stages[action.stage - 1].latency
+        before = action.stage - 1
+        if action.kind in "BI" and timing.order.apart(before):
+            return end + timing.ways_s[False, before, action.micro_batch] - stages[before].latency
     return 0.0
 
 

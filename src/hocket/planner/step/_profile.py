@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from hocket.workload import Operation, Share, Workload
 from .._findings import PlanError
 from ..axes import AXES, product, shard_group, sharing
 from ..network import Constants, Link, Network, StageMessages, waiting
-from ..plan import Plan
+from ..plan import Plan, plan_homes
 
 Floats = NDArray[np.float64]
 # Of the optimizer's state every byte is read and written; gradients are zeroed, accumulated, checked and read.
@@ -181,23 +182,35 @@ class Profile:
     def links(self, plan: Plan) -> list[Link]:
         """Return what joins each rank of a pipeline with the next, all of whose replicas talk at once."""
         stride = product(plan, *AXES[1:])  # the pipeline is the slowest axis
-        return self.network.links(stride, plan.pipeline_parallel_degree, self.network.local, self.constants)
+        p = plan.pipeline_parallel_degree
+        around = tuple((one, (one + 1) % p) for one in range(p))
+        return self.network.links(stride, around, self.network.local, self.constants)
 
-    def messages(self, plan: Plan) -> list[StageMessages]:
-        """Return what messages from each rank of a pipeline to the next, and back, do to links; [] if unknown.
+    def stage_links(self, plan: Plan) -> list[Link | None]:
+        """Return what joins each stage with the next, all of whose replicas talk at once; None on one rank."""
+        stride, pairs = product(plan, *AXES[1:]), _pairs(plan)
+        apart = tuple(pair for pair in pairs if pair[0] != pair[1])
+        links = dict(zip(apart, self.network.links(stride, apart, self.network.local, self.constants), strict=True))
+        return [links.get(pair) for pair in pairs]
+
+    def messages(self, plan: Plan) -> list[StageMessages | None]:
+        """Return what messages from each stage to the next, and back, do to links; None if unknown, and on one rank.
 
         Pipelines are told apart where there are few enough to follow each.
         """
-        stride, together, around = product(plan, *AXES[1:]), sharing(plan)[1], plan.stages_per_rank > 1
+        stride, together = product(plan, *AXES[1:]), sharing(plan)[1]
+        pairs = _pairs(plan)
+        ways = tuple(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
         rounds = min(plan.micro_batches, 3 * plan.pipeline_parallel_degree)
         actions = stride // together * plan.pipeline_parallel_degree * plan.stages_per_rank * rounds
         apart = actions <= _MOST_ACTIONS and not self.network.at_once
-        return self.network.messages(stride, together, around, apart, self.constants)
+        known = dict(zip(ways, self.network.messages(stride, ways, together, apart, self.constants), strict=False))
+        return [known.get(pair) for pair in pairs]
 
     def ports(self, plan: Plan) -> list[int]:
-        """Return through which port each rank of a pipeline sends to the next: 1 inside a host, 0 to another."""
+        """Return through which port each stage sends to the next: 1 inside a host, 0 to another."""
         stride = product(plan, *AXES[1:])
-        return [int(not self.network.crosses(stride, one * stride)) for one in range(plan.pipeline_parallel_degree)]
+        return [int(not self.network.crosses(stride, *pair)) for pair in _pairs(plan)]
 
     def message_parts(self, plan: Plan, nbytes: float) -> int:
         """Return in how many parts the ranks that share tensors send such a message to the next stage.
@@ -330,6 +343,11 @@ class Profile:
         own = "bfloat16" if self.workload.precision == "float8" else self.workload.precision
         peak, runs = self.network.peak(number_format or own)
         return peak * self.constants.product_share(runs, self.network.float32_flops > 0)[0]
+
+
+def _pairs(plan: Plan) -> list[tuple[int, int]]:
+    """Return the ranks of the pipeline that hold each stage and the next."""
+    return list(itertools.pairwise(plan_homes(plan)))
 
 
 def in_precision(plan: Plan, workload: Workload) -> Workload:

@@ -3,12 +3,15 @@
 import functools
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hocket.schedule.pipeline import NAMED_ORDERS
 from hocket.workload import Workload
 
 from .._findings import PlanError, PlanFinding
 from ..network import CUT_SLACK, LOCAL, Link, balance
-from ..plan import Plan, plan_order
+from ..plan import Plan, plan_homes, plan_order
 
 _FEW = 400  # layers, for which the exact way is fast enough
 
@@ -105,6 +108,14 @@ def _needed(costs: Sequence[float], bound: float) -> int:
             parts, held = parts + 1, 0.0
         held += cost
     return parts
+
+
+def layers_by_rank(plan: Plan, edges: Sequence[int]) -> list[NDArray[np.int64]]:
+    """Return of every rank of a pipeline its layers; `edges` are the first layers of the stages, and the end."""
+    own: list[list[NDArray[np.int64]]] = [[] for _ in range(plan.pipeline_parallel_degree)]
+    for stage, home in enumerate(plan_homes(plan)):
+        own[home].append(np.arange(edges[stage], edges[stage + 1]))
+    return [np.concatenate(layers) for layers in own]
 
 
 def in_flight(plan: Plan, rank: int) -> float:

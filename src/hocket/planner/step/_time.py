@@ -18,7 +18,7 @@ from hocket.workload import Workload
 from .._findings import PlanError, PlanFinding
 from ..axes import AXES, product, replicas
 from ..network import LOCAL, Constants, Cost, Network, StageMessages, network_of, slowest_of, waiting
-from ..plan import Plan, undivided
+from ..plan import Plan, plan_homes, undivided
 from ._ends import ends
 from ._gathers import follow_gathers
 from ._interval import spread
@@ -26,7 +26,7 @@ from ._likeness import alike, longer
 from ._memory import Memory, memory_of
 from ._pipeline import Hop, crowding, follow, stage_works
 from ._profile import LayerTimes, Profile, in_precision
-from ._stages import stage_cuts
+from ._stages import layers_by_rank, stage_cuts
 
 # Pipelines whose ranks share processors are followed from event to event up to so many actions times ranks, some 50 ms.
 _FOLLOWED = 4096
@@ -320,7 +320,7 @@ def _step(
     p, v = plan.pipeline_parallel_degree, plan.stages_per_rank
     m = plan.micro_batches * plan.accumulate
     edges = [0, *cuts, len(times.forward)]
-    own = [np.concatenate([np.arange(edges[c], edges[c + 1]) for c in range(rank, p * v, p)]) for rank in range(p)]
+    own = layers_by_rank(plan, edges)
     constants, crowd = profile.constants, profile.network.crowding(workers)
     handling = v * constants.stage_s if p > 1 else constants.pass_s
     alone = times.unhindered(crowd)
@@ -330,7 +330,7 @@ def _step(
     if (m * spent + filled).max() > most_s * (1 + 1e-9):
         return None
     hops = _hops(plan, profile, edges, micro)
-    messages = _messages(hops, p)
+    messages = _messages(hops, plan)
     tensor = [float((times.tensor_forward + times.tensor_backward)[layers].sum()) for layers in own]
     each = np.array([float(times.total[layers].sum()) for layers in own]) + messages + handling
     worst = int(each.argmax())
@@ -420,18 +420,18 @@ def _sharding(plan: Plan, profile: Profile, times: LayerTimes, layers: np.ndarra
 
 def _hops(plan: Plan, profile: Profile, edges: Sequence[int], micro: int) -> list[Hop]:
     """Return what a micro-batch's message takes from each stage to the next; as long back."""
-    p = plan.pipeline_parallel_degree
     found: list[Hop] = []
-    if p == 1:
+    if plan.pipeline_parallel_degree == 1:
         return found
     share = profile.constants.message_share
-    links, messages = profile.links(plan), profile.messages(plan)
-    for stage, edge in enumerate(edges[1:-1]):
-        link = links[stage % p]
+    for edge, link, message in zip(edges[1:-1], profile.stage_links(plan), profile.messages(plan), strict=True):
+        if link is None:  # both stages are on one rank
+            found.append(Hop())
+            continue
         nbytes = float(profile.output_bytes[edge - 1]) * micro / profile.workload.batch
         parts = profile.message_parts(plan, nbytes)
         each = nbytes / parts / share
-        message = messages[stage % p] if messages else StageMessages((), (), link.latency_s)
+        message = message or StageMessages((), (), link.latency_s)
         late = message.latency_s if nbytes else 0.0
         if parts > 1 and not plan.sequence_parallel:  # those who get the parts collect the whole
             late += profile.network.collective("all_gather", nbytes, parts, 1, profile.constants).seconds
@@ -443,10 +443,10 @@ def _hops(plan: Plan, profile: Profile, edges: Sequence[int], micro: int) -> lis
     return found
 
 
-def _messages(hops: Sequence[Hop], ranks: int) -> np.ndarray:
+def _messages(hops: Sequence[Hop], plan: Plan) -> np.ndarray:
     """Of every rank of the pipeline the time of its messages for one micro-batch: one each way behind every stage."""
-    spent = np.zeros(ranks)
+    spent, homes = np.zeros(plan.pipeline_parallel_degree), plan_homes(plan)
     for stage, hop in enumerate(hops):
-        spent[stage % ranks] += hop.seconds
-        spent[(stage + 1) % ranks] += hop.seconds
+        spent[homes[stage]] += hop.seconds
+        spent[homes[stage + 1]] += hop.seconds
     return spent

@@ -7,8 +7,14 @@ from pathlib import Path
 from typing import Final
 
 from .._collective import ScheduleError
-from ._order import PipelineAction, PipelineOrder, line_of
+from ._order import IN_FLIGHT, PipelineAction, PipelineOrder, line_of, most, warm_up
 from ._verify import verify
+from ._zero_bubble_v import v_homes, zero_bubble_v
+
+
+def looped(p: int, v: int) -> tuple[int, ...]:
+    """Return the rank of every stage where stages go down the ranks, and begin again with the first."""
+    return tuple(stage % p for stage in range(p * v))
 
 
 @dataclass(frozen=True)
@@ -25,21 +31,33 @@ class NamedOrder:
     # called with the stages of each rank: by how much it divides the time in which GPipe's ranks are idle
     divisor: Callable[[int], float]
     rounds: bool  # whether micro-batches pass in rounds, all of which must be equal
+    # called with the number of ranks and the stages of each: the rank of every stage
+    homes: Callable[[int, int], tuple[int, ...]] = looped
+    # what a rank does of an order that is none of forwards and backwards in turns: called with the number of ranks, the
+    # micro-batches and the rank
+    rule: Callable[[int, int, int], Iterator[PipelineAction]] | None = None
+    stages: int | None = None  # of each rank, where it is for so many alone
 
     def admits(self, ranks: int, stages_per_rank: int, micro_batches: int) -> bool:
         """Return whether there is such an order for so many micro-batches."""
-        if micro_batches < 1:
+        if micro_batches < 1 or self.stages not in (None, stages_per_rank):
             return False
         whole_rounds = micro_batches % max(1, micro_batches // ranks) == 0
         return whole_rounds or not (self.rounds or (stages_per_rank > 1 and self.ahead is not None))
 
     def nearest(self, ranks: int, stages_per_rank: int, micro_batches: int) -> int:
-        """Return the number of micro-batches nearest to this one that the order admits; of two the larger."""
-        possible = (n for n in range(1, micro_batches + ranks + 1) if self.admits(ranks, stages_per_rank, n))
+        """Return the number of micro-batches nearest to this one that the order admits; of two the larger.
+
+        That is for as many stages on each rank as it is for.
+        """
+        each = self.stages or stages_per_rank
+        possible = (n for n in range(1, micro_batches + ranks + 1) if self.admits(ranks, each, n))
         return min(possible, key=lambda n: (abs(n - micro_batches), -n))
 
     def warm_up(self, ranks: int, stages_per_rank: int, micro_batches: int, rank: int) -> int:
         """Return the forwards that a rank does before its first backward."""
+        if self.rule is not None:
+            return warm_up(tuple(self.rule(ranks, micro_batches, rank)))
         every = micro_batches * stages_per_rank
         if self.ahead is None or self._too_few(ranks, stages_per_rank, micro_batches):
             return every
@@ -47,11 +65,15 @@ class NamedOrder:
         return min(every, self.ahead(ranks, stages_per_rank, size, rank) + 1)
 
     def in_flight(self, ranks: int, stages_per_rank: int, micro_batches: int, rank: int) -> float:
-        """Return what `PipelineOrder.in_flight` does: a rank holds most when its warm-up ends."""
+        """Return what `PipelineOrder.in_flight` does: with turns a rank holds most when its warm-up ends."""
+        if self.rule is not None:
+            return most(tuple(self.rule(ranks, micro_batches, rank)), IN_FLIGHT) / stages_per_rank
         return self.warm_up(ranks, stages_per_rank, micro_batches, rank) / stages_per_rank
 
     def idle_share(self, ranks: int, stages_per_rank: int, micro_batches: int) -> float:
         """Return the part of a step in which ranks with equal stages wait for the pipeline to fill and to drain."""
+        if self.rule is not None:  # of few micro-batches no formula is known
+            return _built(self.name, ranks, stages_per_rank, micro_batches).idle_share()
         return bubble(ranks, micro_batches, self.divisor(stages_per_rank))
 
     def build(self, ranks: int, stages_per_rank: int, micro_batches: int) -> PipelineOrder:
@@ -63,13 +85,19 @@ class NamedOrder:
         p, v, m = ranks, stages_per_rank, micro_batches
         if min(p, v, m) < 1:
             raise ScheduleError(f"a pipeline of {p} ranks x {v} stages x {m} micro-batches is empty")
+        if self.stages not in (None, v):
+            raise ScheduleError(f"the schedule {self.name!r} has {self.stages} stages on each rank, not {v}")
         if not self.admits(p, v, m):
             raise ScheduleError(
                 f"micro_batches = {m} cannot be run by the schedule {self.name!r} on {p} ranks x {v} stages; take "
                 f"{self.nearest(p, v, m)}, or the schedule 'gpipe', which takes any number"
             )
-        rule = _breadth_first if self.ahead is None or self._too_few(p, v, m) else self._in_turns
-        rows = tuple(tuple(rule(p, v, m, rank)) for rank in range(p))
+        if self.rule is not None:
+            rows = tuple(tuple(self.rule(p, m, rank)) for rank in range(p))
+        elif self.ahead is None or self._too_few(p, v, m):
+            rows = breadth_first(self.homes(p, v), m).ranks
+        else:
+            rows = tuple(tuple(self._in_turns(p, v, m, rank)) for rank in range(p))
         return PipelineOrder(self.name, p * v, m, rows)
 
     def _too_few(self, ranks: int, stages_per_rank: int, micro_batches: int) -> bool:
@@ -109,11 +137,20 @@ class NamedOrder:
             yield from (backward(number, "W") for number in range(weights, every))
 
 
-def _breadth_first(p: int, v: int, m: int, rank: int) -> Iterator[PipelineAction]:
-    """Return all forwards, stage by stage, and all backwards the other way round."""
-    forwards = [PipelineAction(stage, "F", n) for stage in range(rank, p * v, p) for n in range(m)]
-    yield from forwards
-    yield from (action._replace(kind="B") for action in reversed(forwards))
+@functools.lru_cache(maxsize=64)
+def breadth_first(homes: tuple[int, ...], micro_batches: int) -> PipelineOrder:
+    """Return GPipe's order for stages on any ranks: all forwards, stage by stage; all backwards the other way round.
+
+    Args:
+        homes: Of every stage the rank that holds it.
+        micro_batches: Micro-batches of a step.
+    """
+    rows: list[tuple[PipelineAction, ...]] = []
+    for rank in range(max(homes) + 1):
+        own = [stage for stage, home in enumerate(homes) if home == rank]
+        forwards = [PipelineAction(stage, "F", n) for stage in own for n in range(micro_batches)]
+        rows.append((*forwards, *(action._replace(kind="B") for action in reversed(forwards))))
+    return PipelineOrder("gpipe", len(homes), micro_batches, tuple(rows))
 
 
 def round_of(ranks: int, micro_batches: int) -> int:
@@ -174,6 +211,18 @@ NAMED_ORDERS: Final = {
             divisor=lambda v: 3,
             rounds=True,
         ),
+        NamedOrder(
+            "zero_bubble_v",
+            "zero bubble with two stages a rank, in a V: the first rank has the last stage, too (ZB-V)",
+            "Qi et al. 2024, Pipeline Parallelism with Controllable Memory",
+            None,
+            halves=True,
+            divisor=lambda v: 6,
+            rounds=False,
+            homes=v_homes,
+            rule=zero_bubble_v,
+            stages=2,
+        ),
     )
 }
 """The orders by name; one row makes a new one known to the Trainer, the planner, the simulator and the command."""
@@ -201,6 +250,14 @@ def pipeline_order(spelled: str, ranks: int, stages_per_rank: int, micro_batches
             f"{ranks} x {stages_per_rank} x {micro_batches}"
         )
     return order
+
+
+def stage_homes(spelled: str, ranks: int, stages_per_rank: int) -> tuple[int, ...]:
+    """Return the rank of every stage of the order that is meant; arguments and errors are those of `pipeline_order`."""
+    if spelled in NAMED_ORDERS:
+        return NAMED_ORDERS[spelled].homes(ranks, stages_per_rank)
+    order = read_order(spelled)
+    return pipeline_order(spelled, ranks, stages_per_rank, order.micro_batches).homes
 
 
 def read_order(spelled: str) -> PipelineOrder:
@@ -247,7 +304,9 @@ def order_for_batch(spelled: str, ranks: int, stages_per_rank: int, micro_batche
         fits = NAMED_ORDERS[spelled].admits(ranks, stages_per_rank, micro_batches)
     else:
         fits = read_order(spelled).micro_batches == micro_batches
-    return pipeline_order(spelled if fits else "gpipe", ranks, stages_per_rank, micro_batches)
+    if fits:
+        return pipeline_order(spelled, ranks, stages_per_rank, micro_batches)
+    return breadth_first(stage_homes(spelled, ranks, stages_per_rank), micro_batches)
 
 
 @functools.lru_cache(maxsize=64)

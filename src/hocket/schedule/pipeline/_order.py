@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -67,8 +69,8 @@ class Handover(NamedTuple):
 class PipelineOrder:
     """What each rank of a pipeline does when, in one training step. A value: frozen, printable, parseable.
 
-    Stage s is on rank s modulo the number of ranks. A rank does its actions one after the other. A forward needs the
-    forward of the stage before, a backward (or its half for the inputs, I) the forward of its own stage and the
+    A stage is on the rank that does its actions (`homes`). A rank does its actions one after the other. A forward needs
+    the forward of the stage before, a backward (or its half for the inputs, I) the forward of its own stage and the
     backward of the stage behind, and the half for the weights (W) the half for the inputs. Messages between ranks may
     be left out, and are implied then; `with_messages` writes them. A send waits for nothing; a receive comes before
     what needs it, and messages from one rank to another are received in the order in which they are sent.
@@ -151,6 +153,40 @@ class PipelineOrder:
         """Number of stages that each rank holds."""
         return self.stages // self.world
 
+    @property
+    def homes(self) -> tuple[int, ...]:
+        """Of every stage the rank that holds it, see `home`."""
+        return tuple(map(self.home, range(self.stages)))
+
+    def home(self, stage: int) -> int:
+        """Return the rank that holds a stage: it does most of the stage's actions, and all of them if nothing is wrong.
+
+        A stage of which nobody does anything is held to be missing on the rank with the fewest stages.
+        """
+        return self._homes.get(stage, self._fewest)
+
+    @cached_property
+    def _homes(self) -> dict[int, int]:
+        done: dict[int, Counter[int]] = {}  # as long as the order, whatever number of stages a file may say
+        for rank, actions in enumerate(self.ranks):
+            for stage, *_ in actions:
+                done.setdefault(stage, Counter())[rank] += 1
+        homes = {}
+        for stage, counts in done.items():
+            much = max(counts.values())
+            able = [rank for rank, count in counts.items() if count == much]
+            homes[stage] = stage % self.world if stage % self.world in able else able[0]
+        return homes
+
+    @cached_property
+    def _fewest(self) -> int:
+        held = Counter(self._homes.values())
+        return min(range(self.world), key=lambda rank: held[rank])
+
+    def apart(self, stage: int) -> bool:
+        """Return whether there is a stage behind this one, on another rank."""
+        return 0 <= stage < self.stages - 1 and self.home(stage) != self.home(stage + 1)
+
     @cached_property
     def explicit(self) -> bool:
         """Whether sends and receives are written, rather than implied."""
@@ -163,19 +199,18 @@ class PipelineOrder:
 
     def warm_up(self, rank: int) -> int:
         """Return the forwards that a rank does before its first backward."""
-        kinds = [action.kind for action in self.ranks[rank] if action.kind in COMPUTES]
-        return next((at for at, kind in enumerate(kinds) if kind != "F"), len(kinds))
+        return warm_up(self.ranks[rank])
 
     def in_flight(self, rank: int) -> float:
         """Return the micro-batches whose activations a rank holds at most, in units of all of its stages.
 
         They are held from a forward to its backward, or to that half of it which is for the inputs.
         """
-        return self._most(rank, {"F": 1, "B": -1, "I": -1}) / self.stages_per_rank
+        return most(self.ranks[rank], IN_FLIGHT) / self.stages_per_rank
 
     def weights_left(self, rank: int) -> float:
         """Return the micro-batches whose gradients of weights are still to be computed at most, in all stages."""
-        return self._most(rank, {"I": 1, "W": -1}) / self.stages_per_rank
+        return most(self.ranks[rank], {"I": 1, "W": -1}) / self.stages_per_rank
 
     def idle_share(self) -> float:
         """Return the part of the ranks' time without computation, if all stages are equal and times are `UNIT`."""
@@ -191,13 +226,6 @@ class PipelineOrder:
         """Return all else that a rank does."""
         return tuple(action for action in self.ranks[rank] if action.kind not in ("F", "SEND_F", "RECV_F"))
 
-    def _most(self, rank: int, change: dict[str, int]) -> int:
-        held = most = 0
-        for action in self.ranks[rank]:
-            held += change.get(action.kind, 0)
-            most = max(most, held)
-        return most
-
     # --- what happens -----------------------------------------------------------------------------------------------
 
     def needs(self, action: PipelineAction) -> Iterator[PipelineAction]:
@@ -206,14 +234,13 @@ class PipelineOrder:
         What a B has made, or else an I, is called I here.
         """
         stage, kind, micro_batch = action
-        received = self.explicit and self.world > 1
         if kind == "F" and stage:
-            where, what = (stage, "RECV_F") if received else (stage - 1, "F")
+            where, what = (stage, "RECV_F") if self.explicit and self.apart(stage - 1) else (stage - 1, "F")
             yield PipelineAction(where, what, micro_batch)
         elif kind in ("B", "I"):
             yield PipelineAction(stage, "F", micro_batch)
             if stage < self.stages - 1:
-                where, what = (stage, "RECV_B") if received else (stage + 1, "I")
+                where, what = (stage, "RECV_B") if self.explicit and self.apart(stage) else (stage + 1, "I")
                 yield PipelineAction(where, what, micro_batch)
         elif kind in ("W", "SEND_B"):
             yield PipelineAction(stage, "I", micro_batch)
@@ -274,7 +301,7 @@ class PipelineOrder:
             if kind == "W" or not 0 <= onward <= last:
                 return Handover(slot, needs, -1, -1, -1)
             makes, boundary = (back * self.stages + onward) * count + micro_batch, min(stage, onward)
-            return Handover(slot, needs, makes, onward % self.world, boundary if self.world > 1 else -1)
+            return Handover(slot, needs, makes, self.home(onward), boundary if self.apart(boundary) else -1)
 
         return tuple(tuple(of(*action) for action in rank) for rank in self.computing)
 
@@ -304,7 +331,7 @@ class PipelineOrder:
             for action, end in zip(actions, self.played.ends[rank], strict=True):
                 message = self.message(action)
                 if message is not None:
-                    to = message.stage % self.world
+                    to = self.home(message.stage)
                     posted[to].append((bisect.bisect_left(self.played.begins[to], end), end, message))
         ranks = []
         for rank, actions in enumerate(self.ranks):
@@ -324,11 +351,26 @@ class PipelineOrder:
     def message(self, action: PipelineAction) -> PipelineAction | None:
         """Return another rank's receive of what this forward or backward has made; None if no other rank needs it."""
         stage, kind, micro_batch = action
-        if self.world > 1 and kind == "F" and stage < self.stages - 1:
+        if kind == "F" and self.apart(stage):
             return PipelineAction(stage + 1, "RECV_F", micro_batch)
-        if self.world > 1 and kind in ("B", "I") and stage:
+        if kind in ("B", "I") and self.apart(stage - 1):
             return PipelineAction(stage - 1, "RECV_B", micro_batch)
         return None
+
+
+IN_FLIGHT: Final = {"F": 1, "B": -1, "I": -1}
+"""What actions add to the activations that a rank holds."""
+
+
+def most(actions: Sequence[PipelineAction], change: dict[str, int]) -> int:
+    """Return the most that is there while a rank's actions change it."""
+    return max(itertools.accumulate((change.get(action.kind, 0) for action in actions), initial=0))
+
+
+def warm_up(actions: Sequence[PipelineAction]) -> int:
+    """Return the forwards before the first of a rank's backwards."""
+    kinds = [action.kind for action in actions if action.kind in COMPUTES]
+    return next((at for at, kind in enumerate(kinds) if kind != "F"), len(kinds))
 
 
 _KINDS: Final = (*COMPUTES, *MESSAGES)

@@ -57,12 +57,13 @@ def _faults(order: PipelineOrder) -> Iterator[OrderFinding]:
         place: dict[PipelineAction, int] = {}
         places.append(place)
         for at, action in enumerate(actions):
-            if action.stage % order.world != rank:
-                home = action.stage % order.world
+            home = order.home(action.stage)
+            if home != rank:
                 yield _finding("misplaced", rank, at, f"{action}: stage {action.stage} is on rank {home}")
             elif action in place:
                 yield _finding("duplicate", rank, at, f"{action} is done already, by action {place[action]}")
             place.setdefault(action, at)
+    yield from _uneven(order)
     yield from _counts(order, counts)
     for rank, actions in enumerate(order.ranks):
         for at, action in enumerate(actions):
@@ -74,11 +75,22 @@ def _faults(order: PipelineOrder) -> Iterator[OrderFinding]:
     yield from _crossings(order)
 
 
+def _uneven(order: PipelineOrder) -> Iterator[OrderFinding]:
+    """Yield the ranks that do something of more stages than there are for each."""
+    held: dict[int, set[int]] = {}
+    for rank, actions in enumerate(order.ranks):
+        held[rank] = {action.stage for action in actions if order.home(action.stage) == rank}
+        if len(held[rank]) > order.stages_per_rank:
+            said = ", ".join(map(str, sorted(held[rank])))
+            message = f"it does stages {said}, and of {order.stages} stages each rank does {order.stages_per_rank}"
+            yield _finding("misplaced", rank, None, message)
+
+
 def _counts(order: PipelineOrder, counts: Counter[PipelineAction]) -> Iterator[OrderFinding]:
     """Yield faults of counts: every stage and micro-batch once each way, every needed message if any is written."""
     # No itertools.product, which would first write out what a file with wrong numbers says.
     for stage, micro_batch in ((stage, m) for stage in range(order.stages) for m in range(order.micro_batches)):
-        rank = stage % order.world
+        rank = order.home(stage)
         forward, whole, inputs, weights, *messages = (
             PipelineAction(stage, kind, micro_batch)
             for kind in ("F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B")
@@ -94,10 +106,8 @@ def _counts(order: PipelineOrder, counts: Counter[PipelineAction]) -> Iterator[O
                 yield _finding("missing", rank, None, f"{word} is missing")
         if not order.explicit:
             continue
-        last = order.stages - 1
-        needed = (stage < last, stage > 0, stage > 0, stage < last)
-        for message, wanted in zip(messages, needed, strict=True):
-            wanted = wanted and order.world > 1
+        onward, back = order.apart(stage), order.apart(stage - 1)
+        for message, wanted in zip(messages, (onward, back, back, onward), strict=True):
             if wanted and not counts[message]:
                 yield _finding("message", rank, None, f"{message} is missing")
             elif counts[message] and not wanted:
@@ -112,7 +122,7 @@ def _crossings(order: PipelineOrder) -> Iterator[OrderFinding]:
         for at, action in enumerate(actions):
             verb, _, way = action.kind.partition("_")
             ahead = 1 if (way == "F") == (verb == "SEND") else -1
-            peer = (action.stage + ahead) % order.world
+            peer = order.home(action.stage + ahead)
             if verb == "SEND":
                 arrives = PipelineAction(action.stage + ahead, f"RECV_{way}", action.micro_batch)
                 sent.setdefault((rank, peer), []).append(arrives)
@@ -128,7 +138,7 @@ def _crossings(order: PipelineOrder) -> Iterator[OrderFinding]:
 
 def _circles(order: PipelineOrder) -> Iterator[OrderFinding]:
     for rank, action, missing in order.played.stuck:
-        at, peer = order.ranks[rank].index(action), missing.stage % order.world
+        at, peer = order.ranks[rank].index(action), order.home(missing.stage)
         whole = missing._replace(kind="B")
         missing = whole if missing.kind == "I" and whole in order.ranks[peer] else missing
         message = f"{action} waits for {missing} of rank {peer}, which waits, too"
