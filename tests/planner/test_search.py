@@ -166,8 +166,9 @@ def test_constraints_are_kept(selene: Network) -> None:
 def test_what_neither_layouts_nor_the_search_decide_is_kept_too(selene: Network) -> None:
     workload = transformer(1024, 8, 16, sequence=512)
     fixed = {"embeddings": "row", "priority": False, "compression": "fp16", "pipeline_parallel_degree": 2}
-    for schedule in ("interleaved", "zero_bubble"):
-        kept = fixed | {"pipeline_schedule": schedule}
+    several = {"stages_per_rank": 2, "pipeline_schedule": "zero_bubble"}
+    for more in ({"pipeline_schedule": "interleaved"}, several, {"pipeline_schedule": "zero_bubble_v"}):
+        kept = fixed | more
         for one in search(workload, selene, workers=8, batch=32, memory_limit=0, fixed=kept).ranked:
             assert {name: getattr(one.plan, name) for name in kept} == kept
         plans = admissible_plans(workload, selene, workers=8, batch=32, fixed=kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,12 @@ def test_divided_tensors_layers_and_tables_go_on_where_they_were_not_divided_and
     # Saved under one plan, loaded under the next: on two ranks, then on four, then on one.
     tensor, pipeline = Plan(tensor_parallel_degree=2), Plan(pipeline_parallel_degree=2, micro_batches=2)
     tables = Plan(embeddings="row", shard="gradients")
-    first: list[tuple[str, Plan]] = [("conv", tensor), ("conv", pipeline), ("tables", tables)]
-    second = [pipeline, Plan(tensor_parallel_degree=2, shard="optimizer"), Plan(embeddings="table")]
+    v = replace(pipeline, stages_per_rank=2, pipeline_schedule="zero_bubble_v")
+    first: list[tuple[str, Plan]] = [("conv", tensor), ("conv", pipeline), ("tables", tables), ("conv", v)]
+    looped = replace(v, pipeline_schedule="interleaved")
+    second = [pipeline, Plan(tensor_parallel_degree=2, shard="optimizer"), Plan(embeddings="table"), looped]
     whole = {name: part_of_a_run(Plan(), name=name) for name in ("conv", "tables")}
-    paths = [(str(tmp_path / f"{i}a"), str(tmp_path / f"{i}b")) for i in range(3)]
+    paths = [(str(tmp_path / f"{i}a"), str(tmp_path / f"{i}b")) for i in range(4)]
     cases: list[tuple[Any, ...]] = [(plan, "", paths[i][0], 5, name) for i, (name, plan) in enumerate(first)]
     for i, losses in enumerate(run_ranks(parts_of_runs, 2, cases, timeout_s=110)[1]):
         assert losses == pytest.approx(whole[first[i][0]][:5], rel=1e-12), first[i]
