@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import hocket
+from hocket.comm import CollectiveMismatchError
 from hocket.planner import Plan, PlanError
+from hocket.profile import Recorder
 from hocket.testing import run_ranks
 
 
@@ -311,6 +313,21 @@ class Experts(nn.Module):
         return x
 
 
+class MixtureOfBlocks(nn.Module):
+    """Has experts in a list of lists, so that each is a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts, self.scale = nn.ModuleList([Experts().experts]), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = x[:, -1] > 0
+        for some, expert in zip((first, ~first), self.experts[0], strict=True):  # type: ignore[arg-type]
+            if some.any():
+                x = x.index_add(0, torch.where(some)[0], expert(x[some]))
+        return x * self.scale
+
+
 class Mixture(nn.Module):
     """Layers of experts, one of which may be left out."""
 
@@ -323,28 +340,80 @@ class Mixture(nn.Module):
         first = x[:, -1] > 0
         for number, layer in enumerate(self.layers):
             x = x if number == self.left_out else layer(x, first)
-        return x
+        return 1.0 * x
 
 
-def of_experts() -> tuple[str, str]:
-    """What a step ends in whose samples go to another expert on each rank, and one that leaves out other layers."""
+def of_experts(plan: Plan | None) -> list[float]:
+    """Samples of each rank go to another expert, and all to one in the third batch; then losses of an evaluation."""
     torch.manual_seed(0)
-    model = Mixture()
+    model = Mixture().double()
     optimizer = torch.optim.AdamW(model.parameters(), 0.1)
-    inputs = torch.randn(2, 4, 4).abs()
-    trainer = hocket.Trainer(model, F.mse_loss, optimizer, Plan(shard="parameters"), sample=inputs[0])
-    trainer.step((inputs[0], inputs[0]))
-    inputs[1, 2:, -1] *= -1
+    inputs = torch.randn(4, 4, 4, dtype=torch.float64)
+    inputs[:, :, -1] = torch.tensor([1.0, 1.0, -1.0, -1.0])
+    inputs[2, :, -1] = 1.0
+    batches = [(x, x.flip(0)) for x in inputs]
+    if plan is None:
+        found = []
+        for x, target in batches:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), target)
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            found.append(loss.item())
+        return [*found, F.mse_loss(model(inputs[0]), batches[0][1]).item()]
+    trainer = hocket.Trainer(model, F.mse_loss, optimizer, plan, sample=inputs[0])
+    with Recorder() as recorder:
+        found = [float(trainer.step(batch)) for batch in batches]
+    reductions = sum(event.get("kind") == "reduce_scatter" for event in recorder.events())
+    assert reductions == len(batches) * 3 * plan.accumulate  # a block a pass, and none for the look at the loss
+    return [*found, trainer.evaluate(batches[:1])]
+
+
+def of_experts_by_plan() -> list[list[float]]:
+    return [of_experts(Plan(shard="parameters", clip_norm=0.5, accumulate=passes)) for passes in (1, 2)]
+
+
+def of_other_blocks() -> list[str]:
+    """What ends it where ranks leave out other layers, and as many or not, or where experts are blocks themselves."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 4).abs()
+    mixture, of_blocks = Mixture(), MixtureOfBlocks()
+    trainer, experts = (
+        hocket.Trainer(model, F.mse_loss, torch.optim.AdamW(model.parameters()), Plan(shard="parameters"), sample=x)
+        for model in (mixture, of_blocks)
+    )
     said = []
-    for left_out, x in ((-1, inputs[1]), (1 + dist.get_rank(), inputs[0])):
-        model.left_out = left_out
-        with pytest.raises(RuntimeError) as caught:
-            trainer.step((x, x))
+    loss, same = trainer.evaluate([(x, x)]), x.clone()
+    x[2:, -1] *= -1
+    for operation, left_out in (
+        (trainer.step, 1 + dist.get_rank()),
+        (trainer.evaluate, 1 + dist.get_rank()),
+        (trainer.evaluate, 2 if dist.get_rank() else -1),
+        (experts.step, -1),
+        (experts.evaluate, -1),
+    ):
+        mixture.left_out = left_out
+        with pytest.raises(CollectiveMismatchError) as caught:
+            operation((x, x) if operation.__name__ == "step" else [(x, x)])
         said.append(str(caught.value))
-    return said[0], said[1]
+    mixture.left_out = -1
+    assert trainer.evaluate([(same, same)]) == pytest.approx(loss)
+    experts.evaluate([(same, same)])
+    with torch.no_grad():
+        of_blocks.scale.zero_()  # what is held, and not what a pass has gathered
+    assert experts.evaluate([(same, same)]) == pytest.approx(float(same.square().mean()))
+    return said
 
 
-def test_parameters_and_blocks_that_some_ranks_do_not_use_are_refused() -> None:
-    for experts, layers in run_ranks(of_experts, 2):
-        assert "some ranks use parameters in this step that others do not" in experts
-        assert "in another order, or through others" in layers
+def test_experts_that_some_ranks_do_not_use_are_trained_as_by_one_process() -> None:
+    expected = of_experts(None)
+    for rank in run_ranks(of_experts_by_plan, 2):
+        for losses in rank:
+            assert losses == pytest.approx(expected, rel=1e-12)
+
+
+def test_blocks_that_some_ranks_do_not_use_are_refused() -> None:
+    for rank in run_ranks(of_other_blocks, 2):
+        for said in rank:
+            assert "ranks go through blocks of the model in different orders, or through different blocks" in said

@@ -2,12 +2,14 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, NoReturn
 
 import torch
 from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.distributed.device_mesh import DeviceMesh
+
+from hocket import comm
 
 from ..batches import mapped
 from ..mesh import World
@@ -16,7 +18,7 @@ from ._copies import AverageOfCopies
 from ._hooks import has_own_hooks
 from ._overlap import ForwardPrefetch, OverlappedAllGather, OverlappedReduceScatter, on_several_hosts
 from ._strategy import ShardingStrategy
-from ._used_parameters import UsedParameters
+from ._used_parameters import UsedParameters, in_order, start_over
 
 _PARTS = (
     "the model or the loss computes with parameters outside of the block that they belong to (a sum over "
@@ -55,6 +57,7 @@ class FullySharded(ShardingStrategy):
         self._averages: list[AverageOfCopies] = []
         self._copies = copies
         self._used = UsedParameters([world, copies])
+        self._modules: list[torch.nn.Module] = []
         several_hosts = on_several_hosts(world)
         for module, names in modules:
             excluded = dict.fromkeys(p for p in module.parameters() if is_excluded(p))
@@ -96,6 +99,8 @@ class FullySharded(ShardingStrategy):
                     given.watch(names[name], sharded)
                     original.data = original.new_empty(0)  # optimizers and programs may hold on to it
                     del left[name]
+            self._used.compare_passes(module)
+            self._modules.append(module)
             if copies.size > 1:
                 for together, parameters in _held(module, groups, set(excluded)):
                     self._averages.append(average := AverageOfCopies(parameters, copies))
@@ -143,8 +148,12 @@ class FullySharded(ShardingStrategy):
         for average in self._averages:
             average.last = last
         try:
-            yield
-        except RuntimeError as error:
+            with in_order():
+                yield
+        except Exception as error:
+            with suppress(comm.CommError):  # gathers that others may not come to
+                for module in self._modules:
+                    start_over(module)
             if "mixed torch.Tensor and DTensor" in str(error):
                 raise RuntimeError(_PARTS) from error
             if "storage of size 0" not in str(error):
@@ -169,6 +178,7 @@ class FullySharded(ShardingStrategy):
     def adding(self) -> AbstractContextManager[None]:
         return self.passing(last=False)
 
+    @in_order()
     def collect(self) -> None:
         for reduction in self._reductions:
             reduction.finish()
