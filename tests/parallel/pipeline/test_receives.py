@@ -17,5 +17,5 @@ def test_receives_come_before_sends_unless_one_needs_a_description(
 ) -> None:
     monkeypatch.setattr(Run, "_key", lambda *_: ())
     run: Any = object.__new__(Run)
-    run._ranks, run._wire = 2, SimpleNamespace(knows=lambda peer, key: known)
+    run._homes, run._wire = (0, 1, 0, 1), SimpleNamespace(knows=lambda peer, key: known)
     assert run._receives_first([SEND, FORWARD, BACKWARD]) == expected
