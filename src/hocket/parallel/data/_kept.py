@@ -26,7 +26,7 @@ class Dependency:
 
 
 _TOLERANCE = 1e-5  # of that sum: hosts of different processors round the last place differently
-_COUNT = 1e-9  # how far the reciprocal of a quotient by a count is from the count
+_COUNT = 1e-9  # how far the reciprocal of a quotient by a count is from the count; smaller numbers are guards against 0
 _MOST = 2**22  # elements of what is compared
 _REPLACING = {torch.ops.aten.copy_, torch.ops.aten.zero_, torch.ops.aten.fill_, torch.ops.aten.normal_}
 
@@ -147,9 +147,10 @@ def unlike(everyone: Sequence[Sequence[Dependency]], *, kept: bool) -> str:
         everyone: What each rank's loss depends on besides its batch.
         kept: Whether what samples of a batch before gave is meant, or what is from elsewhere.
     """
-    for sizes in zip(*everyone, strict=False) if len(set(map(len, everyone))) == 1 else ():
+    alike = [[one for one in sizes if one.kept is kept] for sizes in everyone]
+    for sizes in zip(*alike, strict=False) if len(set(map(len, alike))) == 1 else ():
         shapes, sums = {one.shape for one in sizes}, [one.total for one in sizes]
-        if any(one.kept is not kept or math.isnan(one.total) for one in sizes):
+        if any(map(math.isnan, sums)):
             continue
         if len(shapes) > 1 or max(sums) - min(sums) > _TOLERANCE * max(sums):
             values = ", ".join(f"{one:.6g}" for one in sums)
@@ -165,8 +166,9 @@ def _total(one: torch.Tensor) -> float:
 def _numbers(value: Any) -> list[float]:
     """Return the numbers in what an operator was given, but for counts and what divides by a count."""
     if isinstance(value, float):
-        whole = not math.isfinite(value) or value == round(value) or abs(1 / value - round(1 / value)) < _COUNT
-        return [] if whole else [value]
+        if not math.isfinite(value) or value == round(value):
+            return []
+        return [] if abs(value) < _COUNT or abs(1 / value - round(1 / value)) < _COUNT else [value]
     parts = list(value.values()) if isinstance(value, dict) else value
     return [found for one in parts for found in _numbers(one)] if isinstance(parts, tuple | list) else []
 
