@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
+from hocket.parallel.data._kept import Dependency, unlike
 from hocket.testing import run_ranks
 
 SAMPLES, QUEUE = 40, 6
@@ -179,10 +180,19 @@ class OwnQueue(NewQueue):
         hocket.own([self.kept])
 
 
+class Denormal(Loop):
+    """A guard against division by zero whose reciprocal is infinite."""
+
+    def loss(self, out: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(out / (y.abs() + 1e-320), y)
+
+    def update(self, out: Tensor) -> None: ...
+
+
 REFUSED: Final = (Loop, EarlyCenter, CenterInPlace, Queue, NewQueue)
 OF_THE_BATCH: Final = (Keys, NumberOfTheBatch)
 WARNED: Final = (NumberCenter, NumpyCenter)
-RIGHT: Final = (AveragedCenter, ReducedCenter, GatheredQueue, State, Padded, Log, AveragedNumber, Accuracy)
+RIGHT: Final = (AveragedCenter, ReducedCenter, GatheredQueue, State, Padded, Log, AveragedNumber, Accuracy, Denormal)
 TOLD: Final = "the loss depends on a number or a tensor that is not the same on all ranks"
 
 
@@ -271,3 +281,10 @@ def test_what_ranks_have_alike_or_of_their_own_samples_is_right(ranks: Ranks, ki
     alone = trained(kind)
     for found in ranks:
         assert found[kind.__name__] == pytest.approx(alone, rel=1e-12)
+
+
+def test_what_is_kept_is_compared_though_one_rank_takes_more_numbers_from_elsewhere() -> None:
+    number = Dependency((), 0.3, kept=False)
+    first, other = (Dependency((3,), total, kept=True) for total in (1.0, 2.0))
+    assert "[3]" in unlike([[number, first], [other]], kept=True)
+    assert not unlike([[number, first], [other]], kept=False)
