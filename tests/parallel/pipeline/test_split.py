@@ -14,7 +14,10 @@ from torch import nn
 from hocket.parallel.mesh import World
 from hocket.parallel.pipeline import Pipeline, SplitError, Stage, split
 from hocket.parallel.pipeline._numbers import OtherBranchError
+from hocket.parallel.pipeline._partition import loose
+from hocket.parallel.pipeline._trace import traced_in_both_modes
 from hocket.parallel.pipeline._verify import chained
+from hocket.workload.division import unchanged
 
 from .models import MODELS
 
@@ -362,6 +365,35 @@ def test_a_cut_goes_where_no_stage_changes_what_another_uses() -> None:
         "layers.2.weight",
         "layers.2.bias",
     ]
+
+
+class Routed(nn.Module):
+    """Each of three experts computes the tokens that are sent to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ParameterList(torch.randn(4, 4) for _ in range(3))
+        self.after = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen, y = (x * 9).long().sum(-1) % 3, torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            (rows,) = torch.where(chosen == i)
+            y.index_add_(0, rows, x[rows] @ expert)
+        return self.after(x + y)
+
+
+def test_a_cut_goes_where_no_shape_depends_on_numbers() -> None:
+    with unchanged(model := Routed()):
+        traced = traced_in_both_modes(model, (torch.randn(8, 4),))
+        depends = loose(traced)
+        inside = [i for i, one in enumerate(depends) if one]
+        assert inside
+        assert not depends[-1], "what experts make has the shape of all tokens again"
+        middle = inside[len(inside) // 2]
+        even = [float(i in (middle - 1, middle)) for i in range(len(depends))]
+        stages = split(model, 2, torch.randn(8, 4), times=even, traced=traced)
+    assert stages[0].fixed_shapes
 
 
 def test_what_no_step_uses_is_the_first_stage_s() -> None:

@@ -34,8 +34,12 @@ _SEVERAL: Final = frozenset(("unbind", "split", "chunk", "tensor_split", "split_
 _RANDOM: Final = frozenset(("bernoulli", "multinomial", "normal", "poisson", "empty", "uniform_", "exponential_"))
 _AS_IT_IS: Final[Any] = contextlib.nullcontext()
 _LOOSE: Final = frozenset((
-    "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount",
-    "_pack_padded_sequence",
+    "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "unique_dim", "bincount",
+    "_pack_padded_sequence", "_pad_packed_sequence",
+))  # fmt: skip
+_SHAPED_BY_FIRST: Final = frozenset((
+    "__setitem__", "index_add", "index_copy", "index_fill", "index_put", "masked_fill", "masked_scatter", "scatter",
+    "scatter_add", "scatter_reduce",
 ))  # fmt: skip
 _HERE: Final = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 _CONTAINERS: Final = (
@@ -133,9 +137,11 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
                 return value
             node = self.graph.create_node(operation, how, *noted)
             node.meta["idle"] = name in _SIZES
+            in_place = name.endswith("_") and not name.endswith("__")
             node.meta["loose"] = _loose(name, args, kwargs)
+            node.meta["shaped_by_first"] = in_place or name in _SHAPED_BY_FIRST
             node.meta["constant"] = name in _SIZES or self._constant(node, name)
-            found = self._result(node, value, changed, in_place=name.endswith("_") and not name.endswith("__"))
+            found = self._result(node, value, changed, in_place=in_place)
             if name in _SEVERAL:
                 self._check(len, (node,), len(value))
         return self.settled(type(value), (found,), value) if kind and kind != "item" else found
@@ -441,6 +447,12 @@ def _loose(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     if name == "repeat_interleave":  # as many times each, or as a tensor says
         repeats = kwargs["repeats"] if "repeats" in kwargs else args[min(1, len(args) - 1)]
         return isinstance(repeats, Tensor) and kwargs.get("output_size") is None
+    if name == "where":  # of a condition alone: where it holds
+        return len(args) + len(kwargs) == 1
+    if name == "one_hot":  # as many classes as the largest number says
+        return (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) < 0
+    if name == "tensor_split":
+        return any(isinstance(one, Tensor) for one in (*args[1:], *kwargs.values()))
     return name in _LOOSE
 
 

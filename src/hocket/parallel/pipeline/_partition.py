@@ -84,7 +84,7 @@ def build(traced: Traced, begins: Sequence[int], seconds: Sequence[float] = ()) 
     unused = [name for key, name in names.items() if key not in used]
     modules = [_Holder(traced.model, one, () if s else unused) for s, one in enumerate(graphs)]
     held = [{names[id(p)] for p in module.parameters()} for module in modules]
-    fixed = not any(_loose(form, {name for cut in cutting.between for name in cut.values}) for form, cutting in forms)
+    fixed = not any(loose(form)[begin] for form, cutting in forms for begin in cutting.bounds[1:-1])
     holders = Counter(name for mine in held for name in mine)
 
     def stage(s: int, form: Traced, cutting: _Cutting, other: Stage | None = None) -> Stage:
@@ -146,13 +146,14 @@ def changed(traced: Traced) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _loose(traced: Traced, crossing: set[str]) -> bool:
-    """Return whether the shape of something that crosses a cut depends on the numbers in tensors, or may."""
-    loose: set[fx.Node] = set()
+def loose(traced: Traced) -> list[bool]:
+    """Return whether the shape of something that crosses before each step depends on the numbers in tensors, or may."""
+    found: set[fx.Node] = set()
     for node in traced.graph.nodes:
-        if node.meta.get("loose") or not loose.isdisjoint(node.all_input_nodes):
-            loose.add(node)
-    return any(node.name in crossing for node in loose)
+        sources = node.args[:1] if node.meta.get("shaped_by_first") else node.all_input_nodes
+        if node.meta.get("loose") or not found.isdisjoint(one for one in sources if isinstance(one, fx.Node)):
+            found.add(node)
+    return [not found.isdisjoint(alive) for alive in _crossing(traced)]
 
 
 def _aligned(traced: Traced, begins: Sequence[int], other: Traced) -> list[int]:

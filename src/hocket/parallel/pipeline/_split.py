@@ -16,12 +16,13 @@ from hocket.workload.division import unchanged
 from ..mesh import World
 from . import _micro, _verify
 from ._measure import Times, measured
-from ._partition import build, changed, cuts, holding
+from ._partition import build, changed, cuts, holding, loose
 from ._settled import SettledAttributes
 from ._stage import Stage
 from ._trace import SplitError, Traced, traced_in_both_modes
 
 _MOST: Final = 0.7  # of a model in one stage: more is hardly a pipeline
+_SELDOM: Final = 1 << 40  # bytes: where shapes that cross depend on numbers, so that each message must be described
 _NEVER: Final = 1 << 50  # bytes: where stages would have copies of what one of them changes
 
 
@@ -142,6 +143,8 @@ def _balanced(
         if len(seconds) != len(traced.steps):
             raise SplitError(f"{len(seconds)} times were given for the {len(traced.steps)} steps of the model")
         crossing = [cut.nbytes for cut in cuts(traced)]
+        for i, depends in enumerate(loose(traced)):
+            crossing[i] += _SELDOM if depends else 0
         for first, last in changed(traced).values():
             for i in range(first + 1, last + 1):
                 crossing[i] += _NEVER
