@@ -50,3 +50,28 @@ def test_another_order_of_layers_is_refused(plan: Plan) -> None:
     for nothing, said in run_ranks(in_one_order_and_in_two, 2, plan, timeout_s=60):
         assert nothing == ""
         assert "in different orders" in said
+
+
+class Scaled(nn.Module):
+    """Begins with a number, which no rank has a part of, so that the first stage has no sharded block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.scale, self.layers = nn.Parameter(torch.tensor(1.1)), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(torch.tanh(x * self.scale))
+
+
+def losses(plan: Plan) -> list[float]:
+    model, x = Scaled(), torch.ones(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, plan, sample=x)
+    return [float(trainer.step((x, 2 * x))) for _ in range(3)]
+
+
+def test_a_stage_without_sharded_blocks_compares_with_the_others() -> None:
+    plan = Plan(shard="parameters", pipeline_parallel_degree=2, micro_batches=2, split=("layers.0",), clip_norm=0.1)
+    for rank in run_ranks(losses, 4, plan):
+        assert rank == pytest.approx(losses(Plan(clip_norm=0.1)), rel=1e-6)

@@ -329,18 +329,19 @@ class MixtureOfBlocks(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Layers of experts, one of which may be left out."""
+    """Layers of experts, one of which may be left out, and parameters that cannot be divided."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Experts() for _ in range(3))
+        self.scale, self.none = nn.Parameter(torch.tensor(1.1)), nn.Parameter(torch.zeros(0, 4))
         self.left_out = -1
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first = x[:, -1] > 0
         for number, layer in enumerate(self.layers):
             x = x if number == self.left_out else layer(x, first)
-        return 1.0 * x
+        return self.scale * x
 
 
 def of_experts(plan: Plan | None) -> list[float]:

@@ -13,21 +13,26 @@ from ..mesh import Mesh
 
 
 @contextmanager
-def called_alike(model: torch.nn.Module, mesh: Mesh) -> Iterator[None]:
+def called_alike(model: torch.nn.Module, mesh: Mesh, *, sharded: bool) -> Iterator[None]:
     """Open a block after which ranks compare the order in which they have called the model's layers in it.
 
     Exchanges of layers are matched by their order, so that another order, as of a set of strings, which each process
     goes through in its own way, would give a layer what belongs to another of the same shape. Compared are all layers
     among ranks that divide tensors, and the sharded blocks among ranks that share these; a collective operation.
 
+    Args:
+        model: what this rank computes of it is called.
+        mesh: the ranks.
+        sharded: whether the plan shards parameters; a stage of a pipeline may have none.
+
     Raises:
         RuntimeError: the order differs; on every rank alike.
     """
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # what is not loaded has sharded nothing
     names = {id(module): name for name, module in model.named_modules()}
-    sharded = {id(one) for one in model.modules() if fsdp is not None and isinstance(one, fsdp.FSDPModule)}
+    blocks = {id(one) for one in model.modules() if fsdp is not None and isinstance(one, fsdp.FSDPModule)}
     groups = [(mesh["tensor"], set(names))] if mesh["tensor"].size > 1 else []
-    groups += [(mesh.replicas, sharded)] if sharded and mesh.replicas.size > 1 else []
+    groups += [(mesh.replicas, blocks)] if sharded and mesh.replicas.size > 1 else []
     if not groups:
         yield
         return

@@ -298,7 +298,7 @@ def _form(
     if plan.shard == "parameters":
         check_types(draft.model)
         whole = [name for name, _ in blocks(draft.model)]
-        return FullySharded(draft.modules, places, mesh.shards, mesh.copies, whole, draft.fill)
+        return FullySharded(draft.modules, places, mesh.shards, mesh.copies, mesh.replicas, whole, draft.fill)
     keep = plan.shard == "optimizer"
     return ShardedOptimizer(
         trained, frozen, places, mesh.replicas, plan.bucket_bytes, plan.compression, keep_gradients=keep

@@ -141,26 +141,13 @@ def _check_priority(model: torch.nn.Module, optimizer: Any) -> None:
 
 
 def check_divisible(model: torch.nn.Module, plan: Plan, mesh: Mesh) -> None:
-    """Refuse to divide parameters without a dimension or an element, and modules that torch.jit has compiled.
-
-    Raises:
-        PlanError: the model has such a parameter, and the plan shards it; or such a module, and the plan divides it.
-    """
+    """Refuse to divide modules that torch.jit has compiled, as a PlanError."""
     scripted = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
     divides = plan.shard == "parameters" or plan.tensor_parallel_degree > 1
     if scripted and divides and mesh.whole.size > 1:
         field = "shard" if plan.shard == "parameters" else "tensor_parallel_degree"
         rule = f"what torch.jit has compiled can be neither divided nor hooked, as {scripted[0] or 'the model'} is"
         raise _refusal(field, rule, "give the module itself, and compile it for inference; or take data parallelism")
-    if plan.shard != "parameters" or mesh.replicas.size == 1:
-        return
-    for name, parameter in model.named_parameters():
-        if not parameter.dim():
-            rule = f"FSDP2 divides no parameter without dimensions, as {name} is"
-            raise _refusal("shard", rule, 'say shard = "gradients", or give the parameter one dimension of one element')
-        if not parameter.numel():
-            rule = f"FSDP2 divides no parameter without elements, as {name} is"
-            raise _refusal("shard", rule, 'say shard = "gradients", or leave the parameter out')
 
 
 def check_types(model: torch.nn.Module) -> None:

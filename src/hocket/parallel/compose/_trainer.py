@@ -245,7 +245,8 @@ class Trainer:
         return loss
 
     def _step(self, parts: Sequence[BatchPart]) -> torch.Tensor:
-        with nullcontext() if self.steps else called_alike(self._composition.model, self._mesh):
+        first, sharded = self.steps == 0, self.plan.shard == "parameters"
+        with called_alike(self._composition.model, self._mesh, sharded=sharded) if first else nullcontext():
             loss = self._composition.passes.train(parts)
         self._clip()
         self._composition.update()

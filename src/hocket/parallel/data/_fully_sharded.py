@@ -17,7 +17,7 @@ from ..state import Owned, ParameterPlacement, ShardBox, is_excluded
 from ._copies import AverageOfCopies
 from ._hooks import has_own_hooks
 from ._overlap import ForwardPrefetch, OverlappedAllGather, OverlappedReduceScatter, on_several_hosts
-from ._strategy import ShardingStrategy
+from ._strategy import Replicated, ShardingStrategy
 from ._used_parameters import UsedParameters, in_order, start_over
 
 _PARTS = (
@@ -33,7 +33,8 @@ class FullySharded(ShardingStrategy):
     are reduce-scattered after. What belongs to no block is held like one more. A stage of a pipeline has the blocks of
     the model that it was cut from, as far as they are in it. While a block is computed the next one is gathered and
     the gradients of the one before are reduced, but for CPUs of one host (`_overlap.py`). Where other ranks hold copies
-    of the same shards, these average what the reduce-scatters of the last pass have brought (`_copies.py`).
+    of the same shards, these average what the reduce-scatters of the last pass have brought (`_copies.py`). Parameters
+    without dimensions or elements, which FSDP2 does not take, are whole on every rank.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class FullySharded(ShardingStrategy):
         places: Mapping[str, ParameterPlacement],  # where each parameter lies in the model's own, by the model's names
         world: World,  # the ranks among which they are divided
         copies: World,  # the ranks that hold the same shards
+        replicas: World,  # all of these
         whole: Sequence[str],  # names of the model's blocks
         # gives parameters their memory, if they have none yet: those of one block after another
         fill: Callable[[Iterable[torch.Tensor]], None] = lambda _: None,
@@ -60,9 +62,10 @@ class FullySharded(ShardingStrategy):
         self._modules: list[torch.nn.Module] = []
         several_hosts = on_several_hosts(world)
         for module, names in modules:
-            excluded = dict.fromkeys(p for p in module.parameters() if is_excluded(p))
+            excluded = dict.fromkeys(p for p in module.parameters() if is_excluded(p) or not _is_divisible(p))
             before = {name: p for name, p in module.named_parameters() if p not in excluded}
             if not before:
+                fill(excluded)
                 continue
             for parameter in before.values():
                 if not parameter.is_contiguous():  # a matter of speed only, and FSDP2 takes no others
@@ -107,6 +110,23 @@ class FullySharded(ShardingStrategy):
                     together[0].set_all_reduce_hook(average)
             elif device == "cpu" and several_hosts:
                 self._overlap(module, groups, set(excluded))
+        self._replicated = self._undivided(modules, places, replicas)
+
+    def _undivided(
+        self,
+        modules: Sequence[tuple[torch.nn.Module, Mapping[str, str]]],
+        places: Mapping[str, ParameterPlacement],
+        replicas: World,
+    ) -> Replicated:
+        """Take what is whole on every rank; its gradients add up on each, and are averaged after the last pass."""
+        found = {names[name]: p for module, names in modules for name, p in module.named_parameters()}
+        whole = {name: p for name, p in found.items() if not _is_divisible(p) and not is_excluded(p)}
+        trained = {name: p for name, p in whole.items() if p.requires_grad}
+        frozen = {name: p for name, p in whole.items() if not p.requires_grad}
+        form = Replicated(trained, frozen, places, replicas, None)
+        self.owned += form.owned
+        self.frozen += form.frozen
+        return form
 
     def _overlap(
         self, module: torch.nn.Module, groups: list[list[torch.nn.Module]], excluded: set[torch.nn.Parameter]
@@ -148,7 +168,7 @@ class FullySharded(ShardingStrategy):
         for average in self._averages:
             average.last = last
         try:
-            with in_order():
+            with in_order(), self._replicated.adding():
                 yield
         except Exception as error:
             with suppress(comm.CommError):  # gathers that others may not come to
@@ -188,6 +208,7 @@ class FullySharded(ShardingStrategy):
             average.finish()
         for ahead in self._ahead:
             ahead.settle()
+        self._replicated.reduce()
         used = self._used.anywhere()
         for sharded, item in self._sharded:
             gradient: Any = sharded.grad
@@ -202,6 +223,11 @@ class FullySharded(ShardingStrategy):
         for sharded, _ in self._sharded:
             sharded.grad = None
         super().forget()
+
+
+def _is_divisible(parameter: torch.Tensor) -> bool:
+    """Return whether FSDP2 takes a parameter."""
+    return parameter.dim() > 0 and parameter.numel() > 0
 
 
 def _held(
