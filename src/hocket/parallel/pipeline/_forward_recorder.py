@@ -450,7 +450,7 @@ def _loose(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     if name == "where":  # of a condition alone: where it holds
         return len(args) + len(kwargs) == 1
     if name == "one_hot":  # as many classes as the largest number says
-        return (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) < 0
+        return bool((args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) < 0)
     if name == "tensor_split":
         return any(isinstance(one, Tensor) for one in (*args[1:], *kwargs.values()))
     return name in _LOOSE
