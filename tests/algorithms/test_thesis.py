@@ -74,13 +74,19 @@ VARIANTS = {
 BOUNDED = {"double_tree": Fraction(7, 5)}
 
 
+def variants(algorithm: Algorithm) -> tuple[dict[str, object], ...]:
+    """Parameters besides the defaults: a row of `VARIANTS`, or what the algorithm itself says is worth a try."""
+    hosts = ({"local": 2}, {"local": 3}) if "local" in algorithm.parameters else ()
+    return VARIANTS.get(algorithm.name, (*map(dict, algorithm.variants[1:]), *hosts))
+
+
 def served(algorithm: Algorithm) -> list[tuple[Collective, dict[str, object]]]:
     found = []
     for world in WORLDS:
         for kind in algorithm.kinds:
             roots = {0, world - 1, world // 2 if world < LARGE else 0} if Collective(kind, world).rooted else {0}
             for collective in (Collective(kind, world, root) for root in sorted(roots)):
-                for parameters in ({}, *VARIANTS.get(algorithm.name, ())):
+                for parameters in ({}, *variants(algorithm)):
                     if algorithm.serves(collective, **parameters) is None:
                         found.append((collective, parameters))
     return found
@@ -115,6 +121,26 @@ def port_load(schedule: Schedule) -> tuple[Fraction, Fraction, int]:
         messages += max(1, int(posted.max())) * step.repeat  # a step in which only switches send has a message too
     vector = schedule.chunks // schedule.collective.blocks * schedule.collective.vector_blocks
     return Fraction(wire, vector), Fraction(reduced, vector), messages
+
+
+def inside_load(schedule: Schedule, local: int) -> tuple[int, Fraction, int]:
+    """Steps that stay within hosts; what of the busiest port of each step does, in units of S; and its messages."""
+    host = np.concatenate([np.arange(schedule.world) // local, -1 - np.arange(schedule.endpoints - schedule.world)])
+    steps = wire = messages = 0
+    for step in schedule.steps:
+        length = (step.stop - step.start).astype(np.int64)
+        near = host[step.source] == host[step.destination]
+        passed, within = (np.zeros((2, schedule.endpoints), np.int64) for _ in range(2))
+        for way, ends in enumerate((step.source, step.destination)):
+            np.add.at(passed[way], ends, length)
+            np.add.at(within[way], ends, length * near)
+        passed, within = (one[:, : schedule.world] for one in (passed, within))
+        pairs = np.unique(np.stack([step.source[near], step.destination[near]]), axis=1)
+        steps += int(near.all()) * step.repeat
+        wire += int(within[passed == passed.max()].max()) * step.repeat
+        messages += max((int(np.bincount(ends).max(initial=0)) for ends in pairs), default=0) * step.repeat
+    vector = schedule.chunks // schedule.collective.blocks * schedule.collective.vector_blocks
+    return steps, Fraction(wire, vector), messages
 
 
 def test_executes_to_what_numpy_says(built: list[tuple[Schedule, dict[str, object]]]) -> None:
@@ -153,6 +179,9 @@ def test_moves_what_the_closed_form_says(algorithm: Algorithm, built: list[tuple
         assert need.moved >= bound.moved, where
         assert need.reduced >= bound.reduced, where
         assert messages <= form.messages <= (2 if "at_once" in parameters else slack) * messages, where
+        if collective.world > 1 and isinstance(local := parameters.get("local"), int):
+            inside = (form.steps_inside, form.wire_inside, form.messages_inside)
+            assert inside == inside_load(schedule, local), where
 
 
 def test_serves_thirty_worlds_or_all_powers_of_two(built: list[tuple[Schedule, dict[str, object]]]) -> None:

@@ -154,9 +154,9 @@ def _form(
         Fraction(busy),
         Fraction(reduced),
         steps_inside=2 - int(collective.rooted),
-        wire_inside=Fraction(2 * others),
+        wire_inside=Fraction((turns + 1) * others),
         messages=busy,
-        messages_inside=2 * others,
+        messages_inside=(turns + 1) * others,
     )
 
 

@@ -334,27 +334,15 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
     kind = "module" if flags.module else "command" if flags.no_python else "script"
     if flags.module and flags.no_python:
         raise ArgumentError("--module and --no-python exclude each other; leave one out")
-    if kind == "script" and not os.path.exists(target):
-        python = re.fullmatch(r"python[\d.]*", os.path.basename(target))
-        hint = "; leave it out: scripts run under this Python (--no-python starts other commands)" if python else ""
-        raise ArgumentError(f"there is no script {target!r} in {os.getcwd()}{hint}")
-    if kind == "script" and not (os.path.isfile(target) or os.path.isdir(target)):
-        raise ArgumentError(_NO_FILE.format(target))
-    if kind == "script" and os.path.isdir(target) and not os.path.exists(os.path.join(target, "__main__.py")):
-        raise ArgumentError(f"{target} is a directory without a __main__.py; name the script in it")
+    if kind == "script":
+        _check_script(target)
     if flags.run_dir is not None and (not flags.run_dir or os.path.isfile(flags.run_dir)):
         raise ArgumentError(f"--run-dir {flags.run_dir!r}: give a directory, which need not exist")
     if (flags.hosts, flags.hostfile) != (None, None) and not _words(flags.ssh):
         raise ArgumentError(f"--ssh {flags.ssh!r} is no command; write 'ssh -p 2222', say")
     if flags.timeout is not None and not flags.timeout > 0:
         raise ArgumentError(f"--timeout {flags.timeout}: give a number of seconds above 0")
-    if flags.shutdown_timeout is None:
-        said = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(GRACE_S))
-        if not said.isdecimal():
-            raise ArgumentError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={said}: give a whole number of seconds")
-        flags.shutdown_timeout = int(said)
-    if flags.shutdown_timeout < 0:
-        raise ArgumentError(f"--shutdown-timeout {flags.shutdown_timeout}: give 0 seconds or more")
+    flags.shutdown_timeout = _grace_s(flags.shutdown_timeout)
     if flags.aggregate and str(flags.nnodes) not in ("1", "1:1"):
         raise ArgumentError(
             "--aggregate is for one host; for several start `hocket aggregator` on one of them, and give its address "
@@ -384,7 +372,7 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
             hosts = read_hosts(flags.hosts, flags.hostfile, nproc)
         except ValueError as error:
             raise ArgumentError(str(error)) from None
-    arguments_ = LaunchArguments(
+    found = LaunchArguments(
         flags=flags,
         nproc=nproc,
         kind=kind,
@@ -408,17 +396,39 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
         ranks_of_pod=ranks_of_pod,
     )
     if flags.kubernetes is not None:
-        return arguments_
-    if flags.fabric is not None and not arguments_.one_host:
+        return found
+    if flags.fabric is not None and not found.one_host:
         raise ArgumentError("--fabric emulates all hosts on this one; leave out --nnodes")
     if not hosts:
-        if arguments_.one_host and flags.fabric is None and not flags.dry_run:
+        if found.one_host and flags.fabric is None and not flags.dry_run:
             try:
                 become_node(flags)
             except ValueError as error:
                 raise ArgumentError(str(error)) from None
-        _choose_rendezvous(arguments_)
-    return arguments_
+        _choose_rendezvous(found)
+    return found
+
+
+def _check_script(target: str) -> None:
+    if not os.path.exists(target):
+        python = re.fullmatch(r"python[\d.]*", os.path.basename(target))
+        hint = "; leave it out: scripts run under this Python (--no-python starts other commands)" if python else ""
+        raise ArgumentError(f"there is no script {target!r} in {os.getcwd()}{hint}")
+    if not (os.path.isfile(target) or os.path.isdir(target)):
+        raise ArgumentError(_NO_FILE.format(target))
+    if os.path.isdir(target) and not os.path.exists(os.path.join(target, "__main__.py")):
+        raise ArgumentError(f"{target} is a directory without a __main__.py; name the script in it")
+
+
+def _grace_s(flag: int | None) -> int:
+    if flag is None:
+        said = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(GRACE_S))
+        if not said.isdecimal():
+            raise ArgumentError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={said}: give a whole number of seconds")
+        return int(said)
+    if flag < 0:
+        raise ArgumentError(f"--shutdown-timeout {flag}: give 0 seconds or more")
+    return flag
 
 
 def _plan(path: str | None, nproc: int, nnodes: str) -> dict[str, str]:

@@ -45,7 +45,6 @@ GROUP: Final = np.dtype(
 GROUP_NAMES: Final = struct.Struct("<II")
 GROUP_NOW: Final = struct.Struct("<IIQQQd")  # from `kind` on
 GROUP_NOW_AT: Final = 8
-GROUP_FINISHED_AT: Final = 24
 
 TEXTS_FROM: Final = GROUPS_FROM + GROUPS * GROUP.itemsize
 TEXTS_NBYTES: Final = 1 << 18

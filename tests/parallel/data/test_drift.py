@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import hocket
+from hocket.parallel.data._replica_marks import alike, marks_of
 from hocket.planner import Plan
 from hocket.testing import run_ranks
 
@@ -141,6 +142,14 @@ def decided_alone() -> list[str]:
         trained(rate), trained(weights), trained(nothing, updates=False), trained(rate, loader=False),
         trained(weights, loader=False), trained(alike), trained(alike, loader=False),
     ]  # fmt: skip
+
+
+def test_unlike_values_of_two_ranks_are_never_taken_for_one() -> None:
+    """Of 2000 values some thirty pairs are alike in 16 bits."""
+    marks = [tuple(marks_of([value])) for value in range(2000)]
+    assert len(set(marks)) == len(marks)
+    assert alike([2 * one for one in marks[0]], 2)
+    assert not alike([sum(pair) for pair in zip(*marks[:2], strict=True)], 2)
 
 
 def test_what_one_rank_decides_alone_is_an_error_of_all(ranks: list[dict[str, Any]]) -> None:

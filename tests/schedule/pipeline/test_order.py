@@ -166,11 +166,10 @@ def test_comments_empty_lines_and_more_spaces_or_tabs_are_left_out() -> None:
 # --- what follows from a rule ---------------------------------------------------------------------------------------
 
 
-def test_warm_up_and_memory_follow_from_the_rule() -> None:
+def test_memory_follows_from_the_rule() -> None:
     for name, p, v, m in GRID:
         order, rule = pipeline_order(name, p, v, m), NAMED_ORDERS[name]
         for rank in range(p):
-            assert order.warm_up(rank) == rule.warm_up(p, v, m, rank)
             assert order.in_flight(rank) == rule.in_flight(p, v, m, rank)
 
 

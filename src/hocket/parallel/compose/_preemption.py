@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ..batches import SharedLoader
 from ..mesh import World
-from ..state import hold
+from ..state import lock_until_exit
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)  # of launchers and of Slurm; the latter as --signal=USR1@90 says
 SAVED: Final = 75  # exit status: EX_TEMPFAIL of <sysexits.h>, "try again later"
@@ -35,7 +35,7 @@ class Preemption:
     """
 
     def __init__(self, world: World, path: Path, save: Callable[[], None]) -> None:
-        hold(path, world)
+        lock_until_exit(path, world)
         self.inside = False  # whether batches of a loader are being taken
         self._world = world
         self._path = path

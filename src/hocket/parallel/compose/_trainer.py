@@ -119,22 +119,13 @@ class Trainer:
             optimizer = optimizer(model.parameters())
         taken = Keywords(getattr(model, "forward", loss_of_model), targeted=loss_fn is not None)
         sample = taken(sample) if isinstance(sample, Mapping) else sample
+        targeted, loss_fn = loss_fn is not None, loss_fn or loss_of_model
         automatic = plan == "auto" or (plan is None and os.environ.get(PLAN_VARIABLE) == "auto")
-        if automatic and any(p.is_meta for p in model.parameters()):
-            raise ValueError(
-                'plan="auto" trains the whole model to measure it, and this one has no memory yet; take a plan of '
-                "`hocket plan`, which works by FLOPs and bytes"
-            )
-        if automatic:
-            planner = pkgutil.resolve_name(AUTO_PLANNER)
-            chosen = planner(model, optimizer, sample, world, loss_fn=loss_fn or loss_of_model)
-        else:
-            chosen = read_plan(plan)
+        chosen = _measured_plan(model, optimizer, sample, world, loss_fn) if automatic else read_plan(plan)
         self.plan = chosen.resolve(world.size)
         self.optimizer = optimizer
         self.steps = 0
         self.grad_norm: float | None = None
-        targeted, loss_fn = loss_fn is not None, loss_fn or loss_of_model
         self._loss_fn = loss_fn
         self._composition: Composition = compose(
             model, loss_fn, optimizer, self.plan, world, sample=sample, loss_form=self._loss_form
@@ -143,17 +134,7 @@ class Trainer:
         self._loss_check: LossCheck | None = LossCheck(self._composition, self._loss_form)
         self._splitter = BatchSplitter(self._mesh["data"], taken, targeted=targeted)
         self._errors = StepErrors(self._mesh)
-        if world.size > 1:
-            refuse_other_steps(optimizer, self)
-            hint_at_loading(model)
-        if not self._composition.local:
-            mark_parts(optimizer, world)
-        apart = self.plan.embeddings != "replicated" and any(world.from_all(self._composition.apart))
-        parts = apart or self._composition.cut or self._mesh["pipeline"].size > 1
-        if world.size > 1 and (parts or self.plan.shard == "parameters"):
-            hint_at_saving(model, quiet=not parts)  # FSDP2's tensors say themselves that they are parts
-        if world.size > 1 and (parts or self.plan.shard == "parameters" or self._mesh["spatial"].size > 1):
-            refuse_tracing(model)
+        self._guard(model, world)
         self._others = OtherParameters(self._composition.model, optimizer)
         self._replaced = ReplacedModules(model) if self._mesh["pipeline"].size > 1 else None
         self._marks: ReplicaMarks | None = None
@@ -177,6 +158,20 @@ class Trainer:
         self._preemption: Preemption | None = None
         self._loaders: list[SharedLoader] = []
         self._positions: list[dict[str, Any]] = []  # of the run before, for loaders that are not open yet
+
+    def _guard(self, model: torch.nn.Module, world: _world.World) -> None:
+        """Refuse, or tell of, what the program would do to model and optimizer without the Trainer; collective."""
+        if world.size > 1:
+            refuse_other_steps(self.optimizer, self)
+            hint_at_loading(model)
+        if not self._composition.local:
+            mark_parts(self.optimizer, world)
+        apart = self.plan.embeddings != "replicated" and any(world.from_all(self._composition.apart))
+        parts = apart or self._composition.cut or self._mesh["pipeline"].size > 1
+        if world.size > 1 and (parts or self.plan.shard == "parameters"):
+            hint_at_saving(model, quiet=not parts)  # FSDP2's tensors say themselves that they are parts
+        if world.size > 1 and (parts or self.plan.shard == "parameters" or self._mesh["spatial"].size > 1):
+            refuse_tracing(model)
 
     # --- training ---------------------------------------------------------------------------------------------------
 
@@ -581,6 +576,16 @@ def without_loss_check(trainer: Trainer) -> Trainer:
     """Return a trainer whose steps are only timed: how its loss adds up over parts of a batch is not looked into."""
     trainer._loss_check = None
     return trainer
+
+
+def _measured_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: _world.World, loss_fn: Any) -> Plan:
+    if any(p.is_meta for p in model.parameters()):
+        raise ValueError(
+            'plan="auto" trains the whole model to measure it, and this one has no memory yet; take a plan of '
+            "`hocket plan`, which works by FLOPs and bytes"
+        )
+    plan: Plan = pkgutil.resolve_name(AUTO_PLANNER)(model, optimizer, sample, world, loss_fn=loss_fn)
+    return plan
 
 
 def read_plan(plan: Plan | str | Path | None) -> Plan:

@@ -11,7 +11,7 @@ from ._broadcast import (
     keepers,
 )
 from ._deferred import Deferred, deferred, is_deferred, made_of
-from ._lock import hold
+from ._lock import lock_until_exit
 from ._manifest import CheckpointError, alike
 from ._norms import WholeNorms, clip
 from ._owned import Owned, check_elementwise, shard_optimizer
@@ -25,7 +25,7 @@ __all__ = [
     "CheckpointError", "Deferred", "DimSegment", "FlatBundles", "FlatRange", "IncompatibleKeys", "ModelOutline",
     "Owned", "ParameterPlacement", "ShardBox", "StateBytes", "TensorShard", "UpdateTrial", "WholeNorms", "alike",
     "broadcast_optimizer_state", "broadcast_tensors", "check_elementwise", "check_model", "check_replicas", "clip",
-    "deferred", "drawn_alike", "exclude_from_reduction", "export_checkpoint", "give_back", "hold", "is_deferred",
-    "is_excluded", "keepers", "made_of", "memory_order", "process_memory", "read_state_dict", "shard_optimizer",
-    "verify_checkpoint",
+    "deferred", "drawn_alike", "exclude_from_reduction", "export_checkpoint", "give_back", "is_deferred",
+    "is_excluded", "keepers", "lock_until_exit", "made_of", "memory_order", "process_memory", "read_state_dict",
+    "shard_optimizer", "verify_checkpoint",
 ]  # fmt: skip

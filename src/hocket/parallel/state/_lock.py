@@ -19,23 +19,23 @@ _held: dict[Path, int] = {}  # by the lock's path, its descriptor
 
 
 @contextmanager
-def held(path: Path, world: World) -> Iterator[None]:
+def locked(path: Path, world: World) -> Iterator[None]:
     """Open a block in which no other program saves to `path`; a collective operation.
 
     Raises:
         CheckpointError: Another one does.
     """
     before = _lock_of(path) in _held
-    hold(path, world)
+    lock_until_exit(path, world)
     try:
         yield
     finally:
         if not before:
-            _let_go(_lock_of(path))
+            _unlock(_lock_of(path))
 
 
-def hold(path: Path, world: World) -> None:
-    """As `held`, until this program ends."""
+def lock_until_exit(path: Path, world: World) -> None:
+    """As `locked`, until this program ends."""
     with alike(world):
         if world.rank == 0 and (lock := _lock_of(path)) not in _held:
             deadline_s = time.monotonic() + _LEASE_S
@@ -84,7 +84,7 @@ def _lock_of(path: Path) -> Path:
 
 
 @atexit.register
-def _let_go(*locks: Path) -> None:
+def _unlock(*locks: Path) -> None:
     for lock in locks or list(_held):
         if (descriptor := _held.pop(lock, None)) is not None:
             with suppress(OSError):

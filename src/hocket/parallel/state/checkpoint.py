@@ -13,7 +13,7 @@ import torch
 
 from ..batches import RngStates, tensors_in
 from ..mesh import World
-from ._lock import held
+from ._lock import locked
 from ._manifest import ABOUT, EXTRA, MANIFEST, MODEL, OPTIMIZER, CheckpointError, Manifest, alike, is_whole
 from ._owned import Owned
 from ._replace import beside, fresh, fresh_token, replace, standing
@@ -75,7 +75,7 @@ def write(
     others: dict[str, io.BytesIO] = {}
     new, made = fresh(path, world.from_root(fresh_token())), False
     try:
-        with held(path, world):
+        with locked(path, world):
             with alike(world):
                 if world.rank == 0:
                     others = {ABOUT: _pickled(about, "what it keeps"), EXTRA: _pickled(extra, "`extra`")}
@@ -129,7 +129,7 @@ def check_place(path: Path, world: World) -> None:
     path = path.resolve()
     new = fresh(path, world.from_root(fresh_token()))
     try:
-        with held(path, world):
+        with locked(path, world):
             with alike(world):
                 if world.rank == 0:
                     make_space(path, new)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..mesh import World
-from ._lock import held
+from ._lock import locked
 from ._manifest import CheckpointError, CountedStream, Manifest, alike, safe_load
 from ._replace import fresh, fresh_token, replace, sync
 from .checkpoint import check_place, make_space, random_state, set_random_state
@@ -26,7 +26,7 @@ def write_objects(path: Path, state: dict[str, Any], world: World) -> None:
     """
     check_place(path, world)
     states = world.from_all(random_state())
-    with held(path, world), alike(world):
+    with locked(path, world), alike(world):
         if world.rank == 0:
             path = path.resolve()
             new = fresh(path, fresh_token())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from .._collective import ScheduleError
-from ._order import IN_FLIGHT, PipelineAction, PipelineOrder, line_of, most, warm_up
+from ._order import IN_FLIGHT, PipelineAction, PipelineOrder, line_of, most
 from ._verify import verify
 from ._zero_bubble_v import v_homes, zero_bubble_v
 
@@ -54,21 +54,14 @@ class NamedOrder:
         possible = (n for n in range(1, micro_batches + ranks + 1) if self.admits(ranks, each, n))
         return min(possible, key=lambda n: (abs(n - micro_batches), -n))
 
-    def warm_up(self, ranks: int, stages_per_rank: int, micro_batches: int, rank: int) -> int:
-        """Return the forwards that a rank does before its first backward."""
-        if self.rule is not None:
-            return warm_up(tuple(self.rule(ranks, micro_batches, rank)))
-        every = micro_batches * stages_per_rank
-        if self.ahead is None or self._too_few(ranks, stages_per_rank, micro_batches):
-            return every
-        size = round_of(ranks, micro_batches)
-        return min(every, self.ahead(ranks, stages_per_rank, size, rank) + 1)
-
     def in_flight(self, ranks: int, stages_per_rank: int, micro_batches: int, rank: int) -> float:
         """Return what `PipelineOrder.in_flight` does: with turns a rank holds most when its warm-up ends."""
         if self.rule is not None:
             return most(tuple(self.rule(ranks, micro_batches, rank)), IN_FLIGHT) / stages_per_rank
-        return self.warm_up(ranks, stages_per_rank, micro_batches, rank) / stages_per_rank
+        if self.ahead is None or self._too_few(ranks, stages_per_rank, micro_batches):
+            return micro_batches
+        ahead = self.ahead(ranks, stages_per_rank, round_of(ranks, micro_batches), rank)
+        return min(micro_batches, (ahead + 1) / stages_per_rank)
 
     def idle_share(self, ranks: int, stages_per_rank: int, micro_batches: int) -> float:
         """Return the part of a step in which ranks with equal stages wait for the pipeline to fill and to drain."""

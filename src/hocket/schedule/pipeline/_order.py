@@ -199,7 +199,8 @@ class PipelineOrder:
 
     def warm_up(self, rank: int) -> int:
         """Return the forwards that a rank does before its first backward."""
-        return warm_up(self.ranks[rank])
+        kinds = [action.kind for action in self.ranks[rank] if action.kind in COMPUTES]
+        return next((at for at, kind in enumerate(kinds) if kind != "F"), len(kinds))
 
     def in_flight(self, rank: int) -> float:
         """Return the micro-batches whose activations a rank holds at most, in units of all of its stages.
@@ -365,12 +366,6 @@ IN_FLIGHT: Final = {"F": 1, "B": -1, "I": -1}
 def most(actions: Sequence[PipelineAction], change: dict[str, int]) -> int:
     """Return the most that is there while a rank's actions change it."""
     return max(itertools.accumulate((change.get(action.kind, 0) for action in actions), initial=0))
-
-
-def warm_up(actions: Sequence[PipelineAction]) -> int:
-    """Return the forwards before the first of a rank's backwards."""
-    kinds = [action.kind for action in actions if action.kind in COMPUTES]
-    return next((at for at, kind in enumerate(kinds) if kind != "F"), len(kinds))
 
 
 _KINDS: Final = (*COMPUTES, *MESSAGES)
