@@ -15,7 +15,7 @@ PYTEST = $(BIN)/python -m compileall -q src tests && $(BIN)/python tests/twice.p
 
 NEWEST := .venv-newest-torch
 
-.PHONY: demo test test-long test-third-party test-newest-torch lint lint-rules lint-form lint-types lint-arrows format clean
+.PHONY: demo test test-long test-all test-third-party test-newest-torch lint lint-rules lint-form lint-types lint-arrows format clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/hocket train edsr -n 2
@@ -26,6 +26,10 @@ test: $(VENV)/.installed-dev
 # What takes minutes and seldom breaks by itself: torch's own suite of tests, whole matrices of plans. CI runs it too.
 test-long: $(VENV)/.installed-dev
 	$(PYTEST) -m long $(PYTEST_ARGS)
+
+# Both in one run, for CI: each worker collects the tests and loads what ranks need once, and what waits has more beside it.
+test-all: $(VENV)/.installed-dev
+	$(PYTEST) -m 'not third_party' $(PYTEST_ARGS)
 
 # Accelerate, Transformers, ignite, Lightning, torchmetrics, Keras and Ray on the backend, against Gloo; they are installed for it.
 test-third-party: $(VENV)/.installed-dev

@@ -18,6 +18,7 @@ def forked_world(monkeypatch: pytest.MonkeyPatch) -> None:
     How `hocket bench` and its like start processes is tested where this is not asked for.
     """
     monkeypatch.setattr("hocket.cli._bench.world.run_world", _run_world)
+    monkeypatch.setattr("hocket.cli.bench.run_world", _run_world)
 
 
 def _run_world(module: str, spec: Mapping[str, Any], n: int, *, mpi: bool, timeout_s: float) -> dict[str, Any]:

@@ -58,10 +58,35 @@ LACKING = {
 }
 
 
-# One interpreter loads torch; each command is a fork of it, which ends without taking torch down again.
+# One interpreter loads torch; each command is a fork of it, which ends without taking torch down again. So are
+# the ranks of `train` and `bench`; `run` starts one.
 FORKS = """
-import gc, json, os, sys
+import gc, json, os, runpy, sys, tempfile
 import torch._dynamo, hocket.cli, hocket.launch, hocket.parallel, hocket.planner, hocket.workload
+import hocket.cli._bench.world as world
+
+def fork(module, *words, env):
+    if (pid := os.fork()) == 0:
+        os.environ.update(env)
+        sys.argv = [module, *words]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+def launch(command, n, *, env, **_):
+    fork(*command, env=env)
+    return hocket.launch.LaunchResult("finished", 0, 1, 0.0, 0)
+
+def run_world(module, spec, n, **_):
+    with tempfile.TemporaryDirectory() as directory:
+        path, result = f"{directory}/spec", f"{directory}/result"
+        with open(path, "w") as file:
+            json.dump({**spec, "n": n, "store": f"{directory}/store", "result": result}, file)
+        fork(module, path, env={"RANK": "0", "WORLD_SIZE": "1"})
+        return json.load(open(result))
+
+hocket.launch.launch, world.run_world = launch, run_world
 gc.freeze()
 for number, words in enumerate(json.loads(sys.argv[1])):
     pid = os.fork()

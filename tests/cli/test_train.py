@@ -18,7 +18,7 @@ from hocket.testing import deadline
 _DEADLINE_S = 60
 _HOCKET = (sys.executable, "-c", "from hocket.cli import main; main()")
 _SMALL = ("--patch", "16", "--batch-size", "4")
-_UNENDING = ("train", "cosmoflow", "--size", "tiny", "-n", "2", "--steps", "1000000")  # no workload starts sooner
+_UNENDING = ("train", "cosmoflow", "--size", "tiny", "--steps", "1000000")  # no workload starts sooner
 
 
 def hocket(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -211,7 +211,7 @@ def test_kill_9_leaves_the_directory_readable_and_no_worker(tmp_path: Path) -> N
 
 def test_a_killed_worker_fails_the_run_and_is_named(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = start(*_UNENDING, "--out", str(run), cwd=tmp_path)
+    process = start(*_UNENDING, "-n", "2", "--out", str(run), cwd=tmp_path)
     try:
         wait_for_lines(run / "metrics.jsonl", 3)
         os.kill(max(workers_of(run)), signal.SIGKILL)

@@ -10,7 +10,7 @@ import pytest
 from hocket.testing import deadline
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "keras_mnist.py"
-SMALL = ["--epochs", "2", "--digits", "700"]
+SMALL = ["--epochs", "2", "--digits", "350"]
 
 
 def numbers(*launcher: str) -> list[float]:

@@ -267,3 +267,16 @@ def test_a_batch_that_the_model_changes_in_place_is_as_it_was_after_the_look() -
     assert look is not None
     assert not look.wrong
     assert not x.any()
+
+
+def test_a_look_seeds_no_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch notes a seed for each kind of them with the stack, a millisecond each time."""
+    noted: list[int] = []
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.manual_seed_all", noted.append)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.RReLU())
+    found = look_apart(model.double(), ((torch.randn(8, 4).double(),), {}), 8, summed=None)
+    assert found is not None
+    assert found.rows == {0}
+    assert not found.wrong
+    assert noted == []

@@ -9,6 +9,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 
 from hocket.comm import torch_adapter
+from hocket.workload.division import seed
 
 from ..batches import Cutter, divisors, mapped, samples_in, tensors_in, undisturbed
 from ._forward_state import ChangedBuffer, StateProbe
@@ -168,10 +169,10 @@ class _Tolerances:
         return _LOW if self._low else max((_ROWS if one.dim() else _SCALARS)[dtype] for dtype in self._types)
 
 
-def _run(module: torch.nn.Module, probe: StateProbe, arguments: Any, seed: int) -> _ApartRun:
+def _run(module: torch.nn.Module, probe: StateProbe, arguments: Any, number: int) -> _ApartRun:
     args, kwargs = mapped(arguments, lambda one: one.detach().clone().requires_grad_(one.requires_grad))  # for itself
     with undisturbed([module]), torch.enable_grad():
-        torch.manual_seed(seed)
+        seed(number)
         outputs = tensors_in(module(*args, **kwargs))
         counts = [divisors(one, samples_in(arguments)) if one.numel() == 1 else () for one in outputs]
         return _ApartRun([one.detach().requires_grad_(one.requires_grad) for one in outputs], counts, probe.now())
