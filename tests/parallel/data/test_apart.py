@@ -267,3 +267,22 @@ def test_a_batch_that_the_model_changes_in_place_is_as_it_was_after_the_look() -
     assert look is not None
     assert not look.wrong
     assert not x.any()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch says that all of this will move
+def test_ranges_of_fake_quantization_are_found_while_they_follow_the_batch() -> None:
+    """Torch's observers are hooks of layers; training that knows of quantization was 0.3% off, without a word."""
+    quantization = torch.ao.quantization
+    torch.manual_seed(0)
+    model = nn.Sequential(quantization.QuantStub(), nn.Linear(4, 3))
+    model.qconfig = quantization.get_default_qat_qconfig("fbgemm")  # type: ignore[assignment]
+    quantization.prepare_qat(model, inplace=True)
+    inputs = ((torch.randn(8, 4),), {})
+    found = look_apart(model, inputs, 8, summed=None)
+    assert found is not None
+    assert 0 in found.wrong
+    model(*inputs[0])
+    model.apply(quantization.disable_observer)
+    found = look_apart(model, inputs, 8, summed=None)
+    assert found is not None
+    assert not found.wrong
