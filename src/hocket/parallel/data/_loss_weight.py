@@ -99,6 +99,7 @@ class LossWeights:
         self._parts = BatchParts()
         self._looked_at = 0
         self._constants = set[float]()  # by which all ranks have divided a sum
+        self._takes_counts = False  # whether some rank's loss has divided by a count that is a number of Python
         self._told = False  # of what is not the same on all ranks
         self._told_scales = False
         self._counts = False  # whether the loss has divided by something else than samples
@@ -233,15 +234,16 @@ class LossWeights:
             RuntimeError: a statistic of the batch is in it, or a count to which something is added, or what the loop
                 keeps; on every rank alike.
         """
-        mine, samples, constants = (0.0, False, False, False), share.samples, set[float]()
+        mine, samples, constants = (0.0, False, False, False, False, False), share.samples, set[float]()
         if loss.numel() == 1:
             now, later = exchanged.guards(loss, samples, self._world.size)
             off = 0.0 if now or later or self._by_passes else exchanged.meet(loss, samples, stated=stated)
-            mine = off, exchanged.mixes, now, later
             constants = constant_divisors(loss, samples, share.total)
+            mine = off, exchanged.mixes, now, later, *exchanged.taken(constants)
         exchanged.mixes = False
         everyone = self._world.from_all((mine, constants, exchanged.kept.of(loss)))
-        off, mixes, now, later = (max(some) for some in zip(*(one for one, *_ in everyone), strict=True))
+        findings = zip(*(one for one, *_ in everyone), strict=True)
+        off, mixes, now, later, counted, other = (max(some) for some in findings)
         constants = set.intersection(*(one for _, one, _ in everyone))
         sizes = [some for *_, some in everyone]
         if differs := unlike(sizes, kept=True):
@@ -253,9 +255,10 @@ class LossWeights:
                 "its own (a replay buffer, say), keep hocket.own(...) of it"
             )
         before, self._constants = self._constants, constants
-        if now:
+        self._takes_counts |= bool(counted)
+        if now or (other and self._takes_counts):
             raise RuntimeError(
-                "the loss divides by more than it counts (`sum / (count + 1)`, `sum / count.clamp(min=10)`), and a "
+                "the loss divides by more than it counts (`sum / (count + 1)`, `sum / max(int(count), 10)`), and a "
                 'rank counts a part of the batch: say loss_reduction="sum", and compute the divisor from '
                 "hocket.total(count)"
             )
