@@ -76,8 +76,8 @@ def distribute(
     leaves the loop to you, so other plans are refused.
 
     Returns:
-        The model (`DataParallel`), the optimizer (or the list of them), and the loader (`DistributedLoader`); None where
-        None was given.
+        The model (`DataParallel`), the optimizer (or the list of them), and the loader (`DistributedLoader`); None
+        where None was given.
 
     Raises:
         ValueError: ranks hold different models, another library distributes the model already, the optimizer is of
