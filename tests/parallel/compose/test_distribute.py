@@ -48,7 +48,12 @@ def start_apart() -> tuple[bool, bool, str]:
     mine = pickle.dumps([arrays(model.state_dict().values()), arrays(s["exp_avg"] for s in optimizer.state.values())])
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
-    return len(set(everyone)) == 1, optimizer.param_groups[0]["lr"] == 0.1, type(wrapped).__name__
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    several = [torch.optim.SGD(layer.parameters(), lr=0.1 if rank == 0 else 0.5) for layer in model]
+    _, found, _ = hocket.distribute(model, several)
+    assert found is several
+    rates = {one.param_groups[0]["lr"] for one in (optimizer, *several)}
+    return len(set(everyone)) == 1, rates == {0.1}, type(wrapped).__name__
 
 
 @pytest.mark.parametrize("backend", ["hocket", "gloo"])

@@ -280,3 +280,22 @@ def test_a_look_seeds_no_devices_that_are_not_there(monkeypatch: pytest.MonkeyPa
     assert found.rows == {0}
     assert not found.wrong
     assert noted == []
+
+
+@pytest.mark.filterwarnings("ignore")  # torch says that all of this will move
+def test_ranges_of_fake_quantization_are_found_while_they_follow_the_batch() -> None:
+    """Torch's observers are hooks of layers; training that knows of quantization was 0.3% off, without a word."""
+    quantization = torch.ao.quantization
+    torch.manual_seed(0)
+    model = nn.Sequential(quantization.QuantStub(), nn.Linear(4, 3))
+    model.qconfig = quantization.get_default_qat_qconfig("fbgemm")  # type: ignore[assignment]
+    quantization.prepare_qat(model, inplace=True)
+    inputs = ((torch.randn(8, 4),), {})
+    found = look_apart(model, inputs, 8, summed=None)
+    assert found is not None
+    assert 0 in found.wrong
+    model(*inputs[0])
+    model.apply(quantization.disable_observer)
+    found = look_apart(model, inputs, 8, summed=None)
+    assert found is not None
+    assert not found.wrong

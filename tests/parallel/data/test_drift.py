@@ -244,6 +244,11 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "at least 90": lambda output, y: (output * (y > 0)).square().sum() / (y > 0).sum().clamp(min=90),
     "at least 3": lambda output, y: (output * (y > 0)).square().sum() / (y > 0).sum().clamp(min=3),
     "at least 1": lambda output, y: (output * (y > 0)).square().sum() / (y > 0).sum().clamp(min=1),
+    "at least 6": lambda output, y: (output * (y > 0)).square().sum() / max(int((y > 0).sum()), 6),
+    "count": lambda output, y: (output * (y > 0)).square().sum() / max((y > 0).sum().item(), 1),
+    "worst groups": lambda output, y: (means := of_groups(output, y)) @ (9 * means.detach()).softmax(0),
+    "groups": lambda output, y: of_groups(output, y) @ torch.tensor([0.3, 0.7]).double(),
+    "shares": lambda output, y: of_groups(output, y) @ torch.stack([g.double().mean() for g in groups(y)]),
     "mixed": lambda output, y: ((output - 0.7 * y - 0.3 * y.flip(0)) ** 2).mean(),
     "statistics of all": lambda output, y: ((output / hocket.average(y.square().mean()) - y) ** 2).mean(),
     "noise": lambda output, y: ((output + 0.1 * torch.randn_like(output) - y) ** 2).mean(),
@@ -252,6 +257,15 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def at(y: Tensor) -> Tensor:
     return y.argmax(1)
+
+
+def groups(y: Tensor) -> list[Tensor]:
+    """Two samples of a rank's four in each."""
+    return [at(y) == 0, at(y) != 0]
+
+
+def of_groups(output: Tensor, y: Tensor) -> Tensor:
+    return torch.stack([((output - y) ** 2)[group].mean() for group in groups(y)])
 
 
 def losses() -> dict[str, str]:
@@ -281,17 +295,18 @@ def test_a_sum_is_refused_where_means_are_averaged(ranks: list[dict[str, Any]]) 
         assert "adds up to one over this rank's samples" in found["weights"]
         ranked = [name for name, said in found.items() if "the loss ranks the samples" in said]
         assert ranked == ["hardest", "largest", "median", "sorted"]
-        right = ("mean", "times", "even weights", "mean of sums", "largest of each", "two of each", "bags")
-        assert [found[name] for name in right] == [""] * 7
+        mean = ("mean", "times", "even weights", "mean of sums", "largest of each", "two of each", "bags")
+        assert [found[name] for name in mean] == [""] * 7
         assert "different numbers of terms" in found["other terms"]
         assert found["whole batch"].startswith("warned: the loss divides by 8") == (rank == 0)
         hidden = [name for name, said in found.items() if "depends on other samples of its batch" in said]
-        assert hidden == ["scale", "targets", "class weights", "above median"]
+        assert hidden == ["scale", "targets", "class weights", "above median", "worst groups"]
         more = [name for name, said in found.items() if said.startswith("the loss divides by more than it counts")]
-        assert more == ["root", "added", "at least 90"]
+        assert more == ["root", "added", "at least 90", "at least 6"]
         assert found["at least 3"].startswith("warned: the loss divides by more than it counts where") == (rank == 0)
         assert ("comes from the same rank's" in found["mixed"]) == (rank == 0)
-        assert [found[name] for name in ("at least 1", "statistics of all", "noise")] == [""] * 3
+        right = ("at least 1", "count", "groups", "shares", "statistics of all", "noise")
+        assert [found[name] for name in right] == [""] * 6
 
 
 def gradients() -> list[str]:

@@ -49,7 +49,8 @@ def distribute(
 
     Args:
         model: the model. If it is on a GPU, it goes to this rank's own (LOCAL_RANK), which becomes the current one.
-        optimizer: its optimizer; ranks whose state or settings differ get rank 0's. None if there is none.
+        optimizer: its optimizer, or a list or tuple of several, each with other parameters of the model; ranks whose
+            state or settings differ get rank 0's. None if there is none.
         loader: a torch DataLoader, or an iterable of batches that is the same on every rank. None if there is none.
         bucket_bytes: most bytes of gradients that are reduced together. None: as many that there are about eight
             buckets, since what the last one holds cannot be hidden behind back-propagation, but 4 MiB at least and
@@ -75,7 +76,8 @@ def distribute(
     leaves the loop to you, so other plans are refused.
 
     Returns:
-        The model (`DataParallel`), the optimizer, and the loader (`DistributedLoader`); None where None was given.
+        The model (`DataParallel`), the optimizer (or the list of them), and the loader (`DistributedLoader`); None
+        where None was given.
 
     Raises:
         ValueError: ranks hold different models, another library distributes the model already, the optimizer is of
@@ -93,8 +95,9 @@ def distribute(
     if isinstance(model, DataParallel) or isinstance(loader, SharedLoader):
         raise ValueError("what hocket.distribute has returned must not be distributed again")
     check_plain(model)
-    if optimizer is not None:
-        check_optimizer(optimizer)
+    optimizers = optimizer if isinstance(optimizer, list | tuple) else [] if optimizer is None else [optimizer]
+    for one in optimizers:
+        check_optimizer(one)
     world = _world.join(group, timeout_s)
     plan = _plain_plan()
     bucket_bytes = plan.bucket_bytes if bucket_bytes is None else bucket_bytes
@@ -121,12 +124,12 @@ def distribute(
     )
     note_plan(plan.resolve(world.size))
     _distributed.add(distributed)
-    if optimizer is not None:
-        _check_trains(optimizer, distributed)
-        distributed._follow(optimizer)
-        _average_closures(optimizer, world, loss_reduction)
-    if optimizer is not None and world.size > 1:
-        broadcast_optimizer_state(optimizer, world)
+    for one in optimizers:
+        _check_trains(one, distributed)
+        distributed._follow(one)
+        _average_closures(one, world, loss_reduction)
+        if world.size > 1:
+            broadcast_optimizer_state(one, world)
     shared = None if loader is None else DistributedLoader(loader, group=group, seed_samples=seed_samples)
     if loss_weight is not None:
         if shared is None or loss_reduction == "sum":

@@ -61,7 +61,9 @@ def look_apart(module: torch.nn.Module, inputs: Any, samples: int, *, summed: bo
         None where nothing was found out.
     """
     module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
-    if samples < 2 or samples_in(inputs) != samples or any(one._forward_hooks for one in module.modules()):
+    hooks = [hook for one in module.modules() for hook in one._forward_hooks.values()]
+    hooked = any(not getattr(hook, "__module__", "").startswith("torch.") for hook in hooks)  # or observers
+    if samples < 2 or samples_in(inputs) != samples or hooked:
         return None
     cut = max(1, samples // 2 - (samples >= 6))  # uneven, so that weights matter
     parts = [(0, cut), (cut, samples)]

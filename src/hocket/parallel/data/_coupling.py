@@ -3,6 +3,7 @@
 A `loss` is a scalar, `made` are places in the graph of the model's outputs, and `samples` how many this rank has.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from hocket.comm import torch_adapter
 from ..batches import SAME_VALUES, SUMS, is_empty, is_of_one, is_one_by_one, is_plain, kind_of, sizes_of, terms
 
 _FAR = 16  # operators below one that are looked at
+_OPERATORS, _OFTEN = 256, 3  # of the form of a loss: how many are looked at, and how many of a kind are told apart
 _MEET = 1e-5
 """Relative to a sample's own second derivative; that by another sample is zero to the bit where they do not meet."""
 
@@ -129,6 +131,16 @@ _BENT = (
     "Abs", "Clamp", "ClampMin", "ClampMax", "Relu", "LeakyRelu", "Threshold", "Hardtanh", "Maximum", "Minimum",
     "L1Loss", "SmoothL1Loss", "HuberLoss",
 )  # fmt: skip
+
+
+def form_of(loss: torch.Tensor, made: set[int], samples: int) -> frozenset[Any]:
+    """Return which operators a loss is made of beyond the model's outputs, how often, and which select some samples."""
+    counts: dict[Any, int] = {}
+    for node in itertools.islice(_behind(loss.grad_fn, made), _OPERATORS):
+        selects = kind_of(node) in ("Index", "IndexSelect", "MaskedSelect", "Gather")
+        one = node.name(), selects and torch_adapter.result_sizes(node)[:1] != (samples,)
+        counts[one] = min(counts.get(one, 0) + 1, _OFTEN)
+    return frozenset(counts.items())
 
 
 def _has_mean(root: Any, made: set[int], samples: int) -> bool:

@@ -32,8 +32,8 @@ from ._sample_numbers import Draws, SampleNumbers, draws_apart
 _serial = itertools.count()
 _living: "weakref.WeakSet[DataParallel]" = weakref.WeakSet()
 _exchanged = ExchangedSamples()  # on while the first losses are computed, but for forward passes
-_LOOKS, _BATCHES = 2, 8
-"""Losses that are looked at, and batches in which they are waited for."""
+_LOOKS, _BATCHES, _LOOKS_AGAIN = 2, 8, 3
+"""Losses that are looked at, batches in which they are waited for, and how often that is done anew for new losses."""
 
 
 class DataParallel(torch.nn.Module):
@@ -98,10 +98,13 @@ class DataParallel(torch.nn.Module):
         self._made: set[int] = set()  # places in the graph of what the last forward pass gave
         self._latest: _batch.Note | None = None  # of the forward passes since the last back-propagation
         self._part = 0.0  # of that batch which the model was called with; 0 where it is not known
+        self._looked = False  # whether the model itself and the first loss were looked at
         self._apart: Apart | None = None  # what the model computes for a sample from others, once that was looked at
         self._batches = 0  # that have come
         self._open = False  # whether more may come of a loader
         self._looks = _LOOKS  # at losses that are to come
+        self._looks_again = _LOOKS_AGAIN
+        self._anew = False  # whether a loss has had another form since, as of what a loop keeps for later
         self._by_samples: list[torch.Tensor] | None = []  # inputs that get gradients; None once that was told
         self._means: list[tuple[torch.nn.Module, str]] = []  # buffers that are means over samples
         self._share = 1.0  # the weight by samples of the latest batch
@@ -158,7 +161,7 @@ class DataParallel(torch.nn.Module):
         note = _batch.current(inputs)
         self._part = 0.0 if note is None or not self._losses.looks_at_parts else note.part(inputs)
         share = None if note is None else note.share
-        if share is not None and self._outputs is not None and self._apart is None:
+        if share is not None and self._outputs is not None and not self._looked:
             summed = None if note is not None and note.stated else self._loss_reduction == "sum"
             self._apart = look_apart(self.module, inputs, share.samples, summed=summed)
             self._refuse_parameters(self._apart.changing if self._apart is not None else [])
@@ -332,6 +335,10 @@ class DataParallel(torch.nn.Module):
         self._outside.watch()
         self._open = True
         self._batches += 1
+        if self._anew and self._looks_again:
+            self._looks, self._batches, self._outputs = _LOOKS, 1, deque(maxlen=4)
+            self._looks_again -= 1
+            self._anew = False
         _exchanged.next(note, note.share.samples)
         if self._waits:
             _exchanged.follow((t for one in note.tensors if (t := one()) is not None), note.share.samples)
@@ -371,10 +378,11 @@ class DataParallel(torch.nn.Module):
                 note.summed = roots[0].detach() if self._loss_reduction == "sum" else None
             self._marks.compare(self._world)
             return
-        if self._outputs is not None:
+        if self._outputs is not None and (self._outputs or not self._looked):
             self._losses.check_first(roots[0], self._outputs, self._made, note.share, self._apart)
-            self._keep_state(self._apart)
-            self._outputs = None
+            if not self._looked:
+                self._keep_state(self._apart)
+            self._outputs, self._looked = None, True
         if self._looks:
             self._looks -= 1
             self._losses.check_exchanged(roots[0], _exchanged, note.share, stated=note.stated)
@@ -394,6 +402,7 @@ class DataParallel(torch.nn.Module):
         note.counted = self._losses.of(roots[0], self._made, note, self._part, note.share.samples, anew)
         weight = note.weight
         self._losses.check_alike(weight)
+        self._anew |= self._losses.is_new and not self._looks
         if again:
             note.counted = before  # hocket.average is that of the first
         if not self._crosses_ranks:

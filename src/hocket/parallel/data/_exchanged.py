@@ -56,6 +56,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._others: Any = WeakTensorKeyDictionary()  # versions and three others of what depends on samples
         self._numbers: Any = WeakTensorKeyDictionary()  # numbers that are computed of one other number, and how
         self._items: dict[float, list[float]] = {}  # numbers that the program has taken, and their three others
+        self._counts = set[float]()  # whole numbers that it has taken
         self._bytes, self._lowest = 0, torch.float64
         self._own: dict[int, torch.Tensor] = {}  # what had rows of samples when ranks began to talk, by its identity
 
@@ -84,7 +85,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if batch is self._batch:
             return  # another model has told of it
         self.end()
-        self._batch, self._samples, self._items = batch, samples, {}
+        self._batch, self._samples, self._items, self._counts = batch, samples, {}, set()
         for one in list(owned):
             self._others.pop(one, None)
         computed = ((one, three) for one, (versions, *three) in self._others.items() if len(versions) == 2)
@@ -135,6 +136,8 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._others.pop(one, None)
         if isinstance(result, float) and len(repr(result)) > _WRITTEN:
             self._items[result] = [other.item() for other in self._of(followed[0])[1:]]
+        elif isinstance(result, int | float) and not isinstance(result, bool) and float(result).is_integer():
+            self._counts.add(float(result))
         found = tensors_in(result)
         self.kept.read(func, given, tensors, found, followed, self._items)
         self.kept.wrote(func, given)
@@ -192,13 +195,17 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return 0.0
         four = [loss, *known[1:]]
         counts = [divisors(one, samples) if times else () for one in four]
-        if len({len(one) for one in counts}) > 1 or (stated and not counts[0]) or not all(map(_alike, counts)):
+        if len({len(one) for one in counts}) > 1 or (stated and not counts[0]):
             return 0.0
+        least = _TOLERANCES.get(self._lowest, _LOW)
+        if not all(map(_alike, counts)):
+            off = _factors_off([[term.factor for term in terms(one, samples)] for one in four], counts)
+            return off if off > least else 0.0
         by = [one[0] if one else 1.0 for one in counts]
         values = [float(one.detach()) for one in four]  # 0 / 0 adds nothing, 1 / 0 what is not known
         off = _off([v * n if n or v == v else 0.0 for v, n in zip(values, by, strict=True)])
         off = max(off, _off(by) if min(by) > 1 else 0.0)
-        return off if off > _TOLERANCES.get(self._lowest, _LOW) else 0.0
+        return off if off > least else 0.0
 
     def guards(self, loss: torch.Tensor, samples: int, ranks: int) -> tuple[bool, bool]:
         """Return whether a loss divides by more than it counts (`count + 1`), and whether it may where less counts."""
@@ -216,6 +223,16 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 now |= abs(each[0] - each[1]) > _COUNT * abs(each[1])
                 later |= abs(each[2] - each[3]) > _COUNT * abs(each[3])
         return now, later and not now
+
+    def taken(self, divisors: Iterable[float]) -> tuple[bool, bool]:
+        """Return whether a loss divides by a count that the program has taken, and whether by a larger number instead.
+
+        Args:
+            divisors: Numbers of the program, by some of which the loss divides sums.
+        """
+        least = min((one for one in self._counts if one > 0), default=math.inf)
+        known = {one for one in divisors for n in self._counts if n > 0 and _is_times(one, n)}
+        return bool(known), any(one > least and one not in known for one in divisors)
 
     def _computed(self, number: torch.Tensor, count: torch.Tensor) -> float:
         """Return what a number would be if what it was computed of were another count."""
@@ -255,6 +272,23 @@ def _put(source: torch.Tensor, instead: torch.Tensor, one: torch.Tensor) -> torc
 
 def _version(one: torch.Tensor) -> int:
     return 0 if one.is_inference() else one._version
+
+
+def _is_times(one: float, count: float) -> bool:
+    return round(one / count) > 0 and abs(one / count - round(one / count)) < _COUNT
+
+
+def _factors_off(factors: Sequence[Sequence[float]], counts: Sequence[Sequence[float]]) -> float:
+    """Return how far factors of a loss's means depend on which samples meet, relative.
+
+    A factor may be constant, a count, or a share of what all means count: their product is a sum over samples then.
+    """
+    worst = 0.0
+    for i in range(min(map(len, (*factors, *counts)))):
+        known = [(f[i], n[i], sum(n)) for f, n in zip(factors, counts, strict=True) if n[i] and math.isfinite(f[i])]
+        ways = [[f for f, _, _ in known], [f / n for f, n, _ in known], [f * all_ / n for f, n, all_ in known]]
+        worst = max(worst, min((max(one) - min(one)) / (max(one) or 1.0) if one else 0.0 for one in ways))
+    return worst
 
 
 def _alike(counts: Sequence[float]) -> bool:

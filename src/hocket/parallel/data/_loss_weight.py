@@ -14,6 +14,7 @@ from ..mesh import World
 from ._apart import Apart
 from ._coupling import (
     constant_divisors,
+    form_of,
     gathered,
     outputs_apart,
     samples_compete,
@@ -99,9 +100,12 @@ class LossWeights:
         self._parts = BatchParts()
         self._looked_at = 0
         self._constants = set[float]()  # by which all ranks have divided a sum
+        self._takes_counts = False  # whether some rank's loss has divided by a count that is a number of Python
         self._told = False  # of what is not the same on all ranks
         self._told_scales = False
         self._counts = False  # whether the loss has divided by something else than samples
+        self._forms = set[frozenset[Any]]()  # of this rank's losses so far
+        self.is_new = False  # whether some rank's loss has a form that it had not before, and is to be looked at again
         self._gathered = False  # whether the loop gathers what ranks' losses have in common
         self._one_by_one = False  # whether the loop adds up the losses of single samples
         self._by_passes = False  # whether it calls the model for each sample, which has rows of its own
@@ -135,7 +139,10 @@ class LossWeights:
         wrong = _APART * self._parts.apart(note, part, self._marks.updates, anew=anew)
         wrong += self._parts.add(note, part, scales[0] if scales else 0.0, samples)
         self._looked_at += not 0 < part < 1
-        return self._weight_by(terms, samples, scales, wrong, 1.0 in terms and guarded(loss, samples))
+        form = form_of(loss, made, samples)
+        new = form not in self._forms
+        self._forms.add(form)
+        return self._weight_by(terms, samples, scales, wrong, 1.0 in terms and guarded(loss, samples), new)
 
     def check_first(
         self,
@@ -233,15 +240,16 @@ class LossWeights:
             RuntimeError: a statistic of the batch is in it, or a count to which something is added, or what the loop
                 keeps; on every rank alike.
         """
-        mine, samples, constants = (0.0, False, False, False), share.samples, set[float]()
+        mine, samples, constants = (0.0, False, False, False, False, False), share.samples, set[float]()
         if loss.numel() == 1:
             now, later = exchanged.guards(loss, samples, self._world.size)
             off = 0.0 if now or later or self._by_passes else exchanged.meet(loss, samples, stated=stated)
-            mine = off, exchanged.mixes, now, later
             constants = constant_divisors(loss, samples, share.total)
+            mine = off, exchanged.mixes, now, later, *exchanged.taken(constants)
         exchanged.mixes = False
         everyone = self._world.from_all((mine, constants, exchanged.kept.of(loss)))
-        off, mixes, now, later = (max(some) for some in zip(*(one for one, *_ in everyone), strict=True))
+        findings = zip(*(one for one, *_ in everyone), strict=True)
+        off, mixes, now, later, counted, other = (max(some) for some in findings)
         constants = set.intersection(*(one for _, one, _ in everyone))
         sizes = [some for *_, some in everyone]
         if differs := unlike(sizes, kept=True):
@@ -253,9 +261,10 @@ class LossWeights:
                 "its own (a replay buffer, say), keep hocket.own(...) of it"
             )
         before, self._constants = self._constants, constants
-        if now:
+        self._takes_counts |= bool(counted)
+        if now or (other and self._takes_counts):
             raise RuntimeError(
-                "the loss divides by more than it counts (`sum / (count + 1)`, `sum / count.clamp(min=10)`), and a "
+                "the loss divides by more than it counts (`sum / (count + 1)`, `sum / max(int(count), 10)`), and a "
                 'rank counts a part of the batch: say loss_reduction="sum", and compute the divisor from '
                 "hocket.total(count)"
             )
@@ -325,12 +334,13 @@ class LossWeights:
         scales: Sequence[float] = (),
         wrong: float = 0.0,
         guard: bool | None = False,
+        new: bool = False,
     ) -> float | None:
         """Return the weight of this rank's loss whose terms divide by these numbers; None where they do not tell.
 
         Means are multiplied by `scales`; `wrong` says whether this rank goes through its batch in parts that add up to
         another multiple than one device's, or takes the gradient of each by itself, and `guard` whether 1 stands for
-        nothing, unless the loss divides by samples; None if that is not known.
+        nothing, unless the loss divides by samples; None if that is not known. `new` says whether its form is.
 
         Raises:
             RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
@@ -345,7 +355,7 @@ class LossWeights:
         known = [size, size * size, float(not samples or len(terms) > 0), votes, single]
         mine = torch.cat([counts, counts.square(), counts * counts[0], torch.tensor(known, dtype=torch.float64)])
         guards = [float(guard is True), float(guard is None), float(any(terms) and samples not in terms)]
-        said = torch.tensor([*guards, scale, scale * scale, float(scale != 0), wrong], dtype=torch.float64)
+        said = torch.tensor([float(new), *guards, scale, scale * scale, float(scale != 0), wrong], dtype=torch.float64)
         apart = mine * bool(guard)  # counts that may be none
         sums = torch.cat([mine - apart, apart, said, self._marks.numbers()]).to(self._world.device)
         with comm.label("loss weights"):
@@ -354,8 +364,9 @@ class LossWeights:
         self._marks.check(sums[-ReplicaMarks.SIZE :], self._world)
         sums = sums[: -ReplicaMarks.SIZE]
         self._check_scales(sums[-4:].tolist(), scales)
-        guarding, unsure, off = sums[-7:-4].tolist()
-        sums, apart = sums[:-7].view(2, -1)
+        fresh, guarding, unsure, off = sums[-8:-4].tolist()
+        self.is_new = fresh > 0
+        sums, apart = sums[:-8].view(2, -1)
         world, all_known = self._world.size, float((sums + apart)[-3])
         self._counts |= off > 0 and all_known == world
         if self._counts and unsure and all_known == world:
