@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
-from hocket.parallel.batches import AgreedCount, possible_counts
+import hocket
+from hocket.parallel.batches import AgreedCount, BatchShard, batch, possible_counts
 
 
 def padded(*texts: list[int]) -> dict[str, torch.Tensor]:
@@ -28,7 +30,20 @@ def test_a_token_that_padding_has_too_is_counted() -> None:
 
 
 def test_counts_that_nothing_tells_apart_must_agree() -> None:
-    batch = {"a": torch.tensor([[1, 0], [2, 0]]), "b": torch.tensor([[0, 3], [0, 4]])}
-    count = AgreedCount.of([one for one in possible_counts(batch, 2) if one(batch) == 2])
-    assert count(batch) == 2
-    assert math.isnan(count(batch | {"b": torch.ones(2, 2, dtype=torch.int64)}))
+    tokens = {"a": torch.tensor([[1, 0], [2, 0]]), "b": torch.tensor([[0, 3], [0, 4]])}
+    count = AgreedCount.of([one for one in possible_counts(tokens, 2) if one(tokens) == 2])
+    assert count(tokens) == 2
+    assert math.isnan(count(tokens | {"b": torch.ones(2, 2, dtype=torch.int64)}))
+
+
+def test_totals_of_a_batch_in_which_a_rank_has_no_sample_are_refused() -> None:
+    """The sample that the rank has instead counts for nothing, but `len(y)` has it."""
+    loader, evaluation = object(), object()
+    batch.enter(loader, BatchShard.of(2, 3, 2), torch.ones(1))
+    with pytest.raises(RuntimeError, match="2 has no sample for some of 3 ranks: .* drop_last=True"):
+        hocket.total(1)
+    batch.enter(evaluation, None, torch.ones(1))
+    assert hocket.total(1) == 1
+    batch.leave(evaluation)
+    batch.leave(loader)
+    assert hocket.total(1) == 1

@@ -24,6 +24,9 @@ def total(*values: Any, group: Any = None) -> Any:
         The sum of each value, of the value's kind: int for int and bool, float for float, a new tensor for a tensor.
         One value gives one result, several a tuple.
 
+    Raises:
+        RuntimeError: called while training on a batch with fewer samples than ranks; on every rank alike.
+
     Example::
 
         correct = seen = 0
@@ -34,6 +37,13 @@ def total(*values: Any, group: Any = None) -> Any:
     """
     if not values:
         raise TypeError("hocket.total needs at least one value")
+    share = _batch.opened()
+    if share is not None and share.total < share.world:
+        raise RuntimeError(
+            f"a batch of {share.total} has no sample for some of {share.world} ranks: they are given one to keep step, "
+            "which hocket.total would count. Leave such batches out (DataLoader(..., drop_last=True)), or choose "
+            "batch_size so that the last batch has a sample for each rank"
+        )
     sums = _sums(values, _world.current(group))
     return sums[0] if len(values) == 1 else tuple(sums)
 
