@@ -30,11 +30,27 @@ def past_the_input(layer: nn.Linear, scale: Tensor, x: Tensor) -> list[Tensor]:
     return [layer(x) + (scale.sum() + layer.bias.square().sum())]
 
 
-@pytest.mark.parametrize("stage", [again, with_transpose, skipping, past_the_input])
+def beside_the_input(layer: nn.Linear, scale: Tensor, x: Tensor) -> list[Tensor]:
+    """The next stage uses what is made of a parameter alone, too, as the decay of a state-space layer."""
+    decay = torch.exp(-scale)
+    return [layer(x) * decay, decay.clone()]
+
+
+def packed(layer: nn.Linear, scale: Tensor, x: Tensor) -> list[Tensor]:
+    """Rows of a weight make keys of the input, and queries of another parameter, which a product brings together."""
+    row, *rows = layer.weight.chunk(4)
+    keys = [torch.tanh(x @ one.t()) for one in rows]
+    return [torch.cat([*keys, keys[0] * (scale @ row.t())], 1) + layer.bias]
+
+
+STAGES = (again, with_transpose, skipping, past_the_input, beside_the_input, packed)
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_halves_add_up_to_the_whole_over_micro_batches(stage: Callable[..., list[Tensor]]) -> None:
     torch.manual_seed(0)
     layer, scale = nn.Linear(4, 4).double(), nn.Parameter(torch.randn(4).double())
-    parameters = [*layer.parameters(), scale]
+    parameters = [scale, *layer.parameters()]
     micros = [torch.randn(3, 4).double().requires_grad_() for _ in range(2)]
     for x in micros:
         outputs = stage(layer, scale, x)

@@ -22,8 +22,8 @@ def backward_of_inputs(
 ) -> tuple[list[Tensor | None], Any]:
     """Return the gradients of `inputs` only, and what `backward_of_weights` needs (Qi et al. 2023, Zero Bubble).
 
-    A parameter that no input meets on its way to the outputs would be lost in torch's grouping; its gradient is
-    accumulated here and now. So are all where torch's halves do not come apart.
+    What outputs that are made of no input give to parameters would be lost in torch's grouping; it is accumulated here
+    and now. So is everything where torch's halves do not come apart.
     """
     from torch.distributed.pipelining._backward import stage_backward_input  # lazy: it loads torch's compiler
 
@@ -33,12 +33,51 @@ def backward_of_inputs(
         every = torch.autograd.grad(edges, [*inputs, *parameters], list(gradients), allow_unused=True)
         _accumulate([*inputs, *parameters], every)
         return list(every[: len(inputs)]), []
-    found, groups = stage_backward_input(list(outputs), list(gradients), list(inputs), iter(parameters))
-    grouped = {node for group in groups for node in group["params"]}
-    lost = [parameter for node, parameter in accumulators.items() if node not in grouped]
-    if lost:
-        _accumulate(lost, torch.autograd.grad(edges, lost, list(gradients), retain_graph=True, allow_unused=True))
-    return list(found), groups
+    made = _made_of({torch.autograd.graph.get_gradient_edge(one).node for one in inputs}, [one.node for one in edges])
+    apart = [i for i, edge in enumerate(edges) if edge.node not in made]
+    if apart and parameters:
+        own = [edges[i] for i in apart], parameters, [gradients[i] for i in apart]
+        _accumulate(parameters, torch.autograd.grad(*own, retain_graph=True, allow_unused=True))
+    both = [(outputs[i], gradients[i]) for i, edge in enumerate(edges) if edge.node in made]
+    if not both:
+        return [None] * len(inputs), []
+    found, groups = stage_backward_input(*map(list, zip(*both, strict=True)), list(inputs), iter(parameters))
+    return list(found), _merged(groups)
+
+
+def _merged(groups: Sequence[Any]) -> list[dict[str, Any]]:
+    """Merge groups that share a parameter: torch leaves it in two where its own merging comes too late."""
+    merged: list[tuple[set[Any], dict[Any, Any]]] = []  # parameters, and gradients by where inputs meet them
+    for group in groups:
+        parameters, met = set(group["params"]), dict(zip(group["intermediates"], group.get("grads", ()), strict=False))
+        others = []
+        for other in merged:
+            if parameters.isdisjoint(other[0]) and met.keys().isdisjoint(other[1]):
+                others.append(other)
+            else:
+                parameters, met = parameters | other[0], {**other[1], **met}
+        merged = [*others, (parameters, {node: gradient for node, gradient in met.items() if gradient is not None})]
+    return [{"params": ps, "intermediates": list(met), "grads": list(met.values())} for ps, met in merged]
+
+
+def _made_of(inputs: Set[Any], outputs: Sequence[Any]) -> set[Any]:
+    """Return the nodes of outputs' graphs that inputs take part in."""
+    users: dict[Any, list[Any]] = {output: [] for output in outputs}
+    left = list(users)
+    while left:
+        node = left.pop()
+        for source, _ in node.next_functions:
+            if source is not None:
+                if source not in users:
+                    users[source] = []
+                    left.append(source)
+                users[source].append(node)
+    made, left = set[Any](), [one for one in inputs if one in users]
+    while left:
+        if (node := left.pop()) not in made:
+            made.add(node)
+            left += users[node]
+    return made
 
 
 def _come_apart(outputs: Set[Any], accumulators: Set[Any]) -> bool:
@@ -73,7 +112,8 @@ def backward_of_weights(parameters: Sequence[torch.nn.Parameter], groups: Any) -
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
-    stage_backward_weight(iter(parameters), groups)
+    # Groups may share parts of the graph, as what is made of parameters alone; all of it goes when this returns.
+    stage_backward_weight(iter(parameters), groups, retain_graph=True)
     seen = set()
     for parameter, old in zip(parameters, before, strict=True):
         new = parameter.grad
