@@ -14,8 +14,11 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 
 import keras
 import numpy as np
+import pytest
 import torch
 from keras import callbacks
+
+from hocket.parallel import CheckpointError
 
 from .cases import Wrap, dense, vectors
 
@@ -118,6 +121,12 @@ def resumed(wrap: Wrap, directory: Path) -> dict[str, Any]:
                 run(End())
                 raise AssertionError("it went on after it had been told to end")
         model, fitted = run()
+        if wrap is hocket_model():
+            other = wrap(dense(keras.layers.Dropout(0.3)))
+            other.resume(directory.parent / "resume")
+            other.compile("adamw", "binary_crossentropy")
+            with pytest.raises(CheckpointError, match=r"another model or optimizer \(Adam; here AdamW\)"):
+                other.fit(*vectors(60), verbose=0)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -64,8 +64,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Go on, or keep the beginning."""
-        there = any(self._world.from_all(exists(self._path)))
-        if there:
+        if exists(self._path, self._world):
             self._load(read_objects(self._path, self._world))
         else:
             self._save(0)
@@ -99,6 +98,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
     def _save(self, epoch: int) -> None:
         assert self._data is not None
         state = {
+            "optimizer": type(self.model.optimizer).__name__,
             "variables": [v.value.detach().cpu() for v in self._variables()],
             "epoch": epoch,
             "stopped": bool(self.model.stop_training),
@@ -109,12 +109,16 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
         }
         write_objects(self._path, state, self._world)
 
-    def _take(self, saved: Sequence[Any]) -> None:
+    def _take(self, saved: Sequence[Any], optimizer: str | None) -> None:
         if not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
         here = self._variables()
-        if [tuple(v.shape) for v in here] != [tuple(value.shape) for value in saved]:
-            raise CheckpointError(f"the checkpoint at {str(self._path)!r} is of another model or optimizer")
+        kind = type(self.model.optimizer).__name__
+        same = [(v.value.shape, v.value.dtype) for v in here] == [(value.shape, value.dtype) for value in saved]
+        if not same or (optimizer or kind) != kind:
+            raise CheckpointError(
+                f"the checkpoint at {str(self._path)!r} is of another model or optimizer ({optimizer}; here {kind})"
+            )
         for variable, value in zip(here, saved, strict=True):
             variable.assign(value)
 
@@ -125,7 +129,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
         self._broadcast.collect()
         with alike(self._world):
             if self._world.rank == 0:  # others follow (`Follow`)
-                self._take(found["variables"])
+                self._take(found["variables"], found.get("optimizer"))
         for one, kept in zip(self._others, found["callbacks"], strict=False):
             for name, value in kept.items():
                 setattr(one, name, value)

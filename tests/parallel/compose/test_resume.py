@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hocket
 from hocket.parallel import CheckpointError
 from hocket.parallel.batches import _workers
-from hocket.parallel.compose import _preemption
+from hocket.parallel.compose import _preemption, _resume
 from hocket.parallel.mesh.world import current
 from hocket.parallel.state.objects import read_objects, write_objects
 from hocket.testing import RankError, run_ranks
@@ -181,6 +181,53 @@ def test_objects_that_a_preempted_run_has_kept_can_be_had(tmp_path: Path, monkey
         with pytest.raises(CheckpointError, match=r"can run code \(pathlib\.\w+\); .* weights_only=False to .*resume"):
             resume()
         assert resume(weights_only=False)["best"] == tmp_path
+
+
+class Saver:
+    """Stands for Preemption: saves when it is told to."""
+
+    def __init__(self, world: Any, path: Path, save: Callable[[], None]) -> None:
+        self.save = save
+
+    def check(self) -> None:
+        self.save()
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "said"),
+    [
+        ("optimizer", lambda p: torch.optim.AdamW(p, lr=0.1), "its kind was Adam, and is AdamW"),
+        ("optimizer", lambda p: torch.optim.Adam(p[::-1]), r"its parameter 0 was model\.weight, and is model\.bias"),
+        ("model", lambda p: torch.optim.Adam(p), r"its weight was torch\.float32, and is torch\.float64"),
+    ],
+)
+def test_what_load_state_dict_would_take_without_a_word_is_refused(
+    name: str, other: Callable[[Any], Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_resume, "Preemption", Saver)
+    for optimizer in (torch.optim.Adam, other):
+        net: Any = nn.Linear(1, 1).to(torch.float64 if (name, optimizer) == ("model", other) else torch.float32)
+        model, adam, loader = hocket.distribute(
+            net, optimizer(list(net.parameters())), DataLoader(TensorDataset(torch.zeros(8, 1)))
+        )
+        refused = pytest.raises(CheckpointError, match=f"of another '{name}': {said}; pass what was saved")
+        with refused if optimizer is other else nullcontext():
+            hocket.resume(tmp_path / "checkpoint", loader, model=model, optimizer=adam)
+            loader.between()
+
+
+def test_a_link_that_leads_nowhere_is_no_new_beginning(tmp_path: Path) -> None:
+    model, _, loader = hocket.distribute(nn.Linear(4, 1), None, DataLoader(TensorDataset(torch.zeros(8, 4))))
+    trainer = hocket.Trainer(model.module, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+    (tmp_path / "latest").symlink_to("unmounted")
+    for resume in (trainer.resume, lambda path: hocket.resume(path, loader, model=model)):
+        with pytest.raises(CheckpointError, match="is a link to 'unmounted', where there is nothing: mount or make"):
+            resume(tmp_path / "latest")
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").symlink_to("latest")
+    with pytest.raises(CheckpointError, match="Symlink loop"):
+        trainer.resume(tmp_path / "latest")
+    assert [one.name for one in tmp_path.iterdir()] == ["latest"]
 
 
 def test_what_cannot_be_resumed_is_said_at_once(tmp_path: Path) -> None:

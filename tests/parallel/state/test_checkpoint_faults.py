@@ -28,7 +28,7 @@ from torch import nn
 
 import hocket
 from hocket.parallel import CheckpointError
-from hocket.parallel.state import _manifest, _reader, _replace, checkpoint
+from hocket.parallel.state import _lock, _manifest, _reader, _replace, checkpoint
 from hocket.planner import Plan
 from hocket.testing import deadline, run_ranks
 
@@ -261,7 +261,7 @@ def test_code_runs_only_of_objects_that_the_user_kept_and_only_if_they_are_wante
     del group["note"]
     with pytest.raises(CheckpointError, match="`extra` cannot be pickled"):
         moments.trainer.save(tmp_path / "ck", lambda: None)
-    assert [p.name for p in tmp_path.iterdir() if p.name.startswith("ck")] == ["ck"]
+    assert {p.name for p in tmp_path.iterdir() if p.name.startswith("ck")} == {"ck", "ck.lock"}
 
 
 def linear(
@@ -347,7 +347,7 @@ def test_what_fails_on_one_rank_is_one_error_on_all_and_the_old_checkpoint_stays
     assert first == second
     full, names, elsewhere, missing, loaded = first
     assert "cannot be written: rank 1: [Errno 27] File too large" in full
-    assert names == ["ck"]
+    assert names == ["ck", "ck.lock"]  # the lock of its second save
     assert "all hosts must share one" in elsewhere
     assert "rank 1: there is no checkpoint at" in missing
     assert loaded == 1
@@ -478,15 +478,20 @@ def test_of_two_programs_that_save_to_one_path_the_second_is_refused(
     other(socket.gethostname())
     try:
         moments.fill(4)
-        for refused in (save, lambda: moments.trainer.resume(tmp_path / "ck")):
+        for attempt in (save, lambda: moments.trainer.resume(tmp_path / "ck")):
             with pytest.raises(CheckpointError, match=f"process 1 on .* saves to the same path.*remove {lock}"):
-                refused()
+                attempt()
         assert unfinished.exists()
         assert hocket.read_state_dict(tmp_path / "ck")["0.bias"].unique().tolist() == [3]
         started[0].kill()
         started[0].wait()
         save()  # its lock went with it
-        assert [p.name for p in tmp_path.iterdir()] == ["ck"]
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["ck", "ck.lock"]
+        # It has saved there again, so that none may take turns with it: two would replace each other's checkpoints.
+        turn = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        refused = subprocess.run([sys.executable, "-I", "-S", "-c", turn, str(lock)], capture_output=True, text=True)
+        assert "BlockingIOError" in refused.stderr
+        _lock._let_go(lock)  # as its end does
         other("another-host")  # it may have died a moment ago
         monkeypatch.setattr("time.sleep", lambda _: (started[1].kill(), started[1].wait()))
         save()

@@ -66,8 +66,7 @@ def resume(
     modules = {name: one for name, one in objects.items() if isinstance(one, torch.nn.Module)}
     inner = [one for module in modules.values() for one in module.modules()]
     found = None
-    there = world.from_all(exists(path))
-    if any(there):
+    if exists(path, world):
         found = _load(read_objects(path, world, weights_only=weights_only), path, objects, modules)
         loader.resume(found["loader"])
         if states := found.get("generators"):
@@ -82,7 +81,7 @@ def resume(
         }
         state = {"objects": states, "gradients": gradients, "loader": loader.position(), "extra": given()}
         generators = world.from_all([state_of(one) for one in own_generators(*inner)])
-        write_objects(path, {**state, "generators": generators}, world)
+        write_objects(path, {**state, "generators": generators, "marks": _marks(objects, modules)}, world)
 
     preemption = Preemption(world, path, save)
 
@@ -95,6 +94,21 @@ def resume(
     return None if found is None else found["extra"]
 
 
+def _marks(objects: dict[str, Any], modules: dict[str, torch.nn.Module]) -> dict[str, dict[str, str]]:
+    """Return what the objects' own `load_state_dict` takes over without a look: types, kinds, an optimizer's order."""
+    names = {id(one): f"{name}.{key}" for name, module in modules.items() for key, one in module.named_parameters()}
+    marks = {}
+    for name, one in objects.items():
+        if name in modules:
+            state = one.state_dict().items()
+            marks[name] = {key: str(value.dtype) for key, value in state if isinstance(value, torch.Tensor)}
+            continue
+        updated = [p for group in getattr(one, "param_groups", ()) for p in group["params"]]
+        order = {f"parameter {i}": names[id(p)] for i, p in enumerate(updated) if id(p) in names}
+        marks[name] = {"kind": type(one).__name__, **order}
+    return marks
+
+
 def _load(
     found: dict[str, Any], path: Path, objects: dict[str, Any], modules: dict[str, torch.nn.Module]
 ) -> dict[str, Any]:
@@ -105,6 +119,14 @@ def _load(
             f"the checkpoint at {str(path)!r} has the states of {', '.join(states)}, and resume was given "
             f"{', '.join(objects)}: pass the same names, or another path"
         )
+    marks = _marks(objects, modules)
+    for name, saved in found.get("marks", {}).items():
+        for key, there in saved.items():
+            if (here := marks[name].get(key, there)) != there:
+                raise CheckpointError(
+                    f"the checkpoint at {str(path)!r} is of another {name!r}: its {key} was {there}, and is {here}; "
+                    "pass what was saved, or another path"
+                )
     for name, one in objects.items():
         try:
             one.load_state_dict(states[name])

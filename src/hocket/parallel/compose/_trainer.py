@@ -423,7 +423,7 @@ class Trainer:
                 f"resume: under synchronisation {self.plan.synchronisation!r} ranks make different steps, and have "
                 "none after which all could save; synchronise every step, or call save and load at the end of an epoch"
             )
-        there = any(self._mesh.whole.from_all(checkpoint.exists(Path(path))))
+        there = checkpoint.exists(Path(path), self._mesh.whole)
         found = self.load(path, weights_only=weights_only) if there else None
         checkpoint.check_place(Path(path), self._mesh.whole)
         given = extra or (lambda: None)

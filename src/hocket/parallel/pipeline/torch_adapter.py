@@ -38,10 +38,11 @@ def backward_of_inputs(
     if apart and parameters:
         own = [edges[i] for i in apart], parameters, [gradients[i] for i in apart]
         _accumulate(parameters, torch.autograd.grad(*own, retain_graph=True, allow_unused=True))
-    both = [(outputs[i], gradients[i]) for i, edge in enumerate(edges) if edge.node in made]
-    if not both:
+    met = [i for i, edge in enumerate(edges) if edge.node in made]
+    if not met:
         return [None] * len(inputs), []
-    found, groups = stage_backward_input(*map(list, zip(*both, strict=True)), list(inputs), iter(parameters))
+    roots, their = [outputs[i] for i in met], [gradients[i] for i in met]
+    found, groups = stage_backward_input(roots, their, list(inputs), iter(parameters))
     return list(found), _merged(groups)
 
 

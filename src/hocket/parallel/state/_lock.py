@@ -16,22 +16,28 @@ from ._manifest import CheckpointError, alike
 
 _LEASE_S = 100.0  # NFS takes back the locks of a host that has died after 90 s; a run that goes on elsewhere waits
 _held: dict[Path, int] = {}  # by the lock's path, its descriptor
+_used: set[Path] = set()  # locks under which this program has saved
 
 
 @contextmanager
 def locked(path: Path, world: World) -> Iterator[None]:
     """Open a block in which no other program saves to `path`; a collective operation.
 
+    Who comes a second time saves there again and again, and holds it from then on: of two such programs each would
+    replace what the other has saved.
+
     Raises:
         CheckpointError: Another one does.
     """
-    before = _lock_of(path) in _held
+    lock = _lock_of(path)
+    keeps = lock in _held or lock in _used
     lock_until_exit(path, world)
     try:
         yield
+        _used.add(lock)
     finally:
-        if not before:
-            _unlock(_lock_of(path))
+        if not keeps:
+            _unlock(lock)
 
 
 def lock_until_exit(path: Path, world: World) -> None:
@@ -42,8 +48,8 @@ def lock_until_exit(path: Path, world: World) -> None:
             while (owner := _taken(lock)) is not None:
                 if owner.endswith(_here()) or time.monotonic() > deadline_s:
                     raise CheckpointError(
-                        f"{owner} still runs and saves to the same path: give each run its own. If it does not run, "
-                        f"remove {lock}"
+                        f"{owner} still runs and saves to the same path: give each run its own, or end that one. If it "
+                        f"does not run, remove {lock}"
                     )
                 time.sleep(1.0)
 

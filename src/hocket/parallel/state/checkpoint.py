@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -97,10 +98,22 @@ def write(
         raise CheckpointError(f"the checkpoint {said!r} cannot be written: {why}") from None
 
 
-def exists(path: Path) -> bool:
-    """Return whether there is something to read: a checkpoint, or what is left of one."""
-    there = standing(path, is_whole)
-    return there.is_file() or (there.is_dir() and any(there.iterdir()))
+def exists(path: Path, world: World) -> bool:
+    """Return whether there is something to read: a checkpoint, or what is left of one; a collective operation.
+
+    Raises:
+        CheckpointError: A rank may not look, or a link leads nowhere: to begin anew would pass over what was saved.
+    """
+    found = False
+    with alike(world):
+        there = standing(path.resolve(), is_whole)
+        found = there.is_file() or (there.is_dir() and any(there.iterdir()))
+        if path.is_symlink() and not there.exists():
+            raise CheckpointError(
+                f"{str(path)!r} is a link to {os.readlink(path)!r}, where there is nothing: mount or make that folder "
+                "(an empty one begins anew), or remove the link"
+            )
+    return any(world.from_all(found))
 
 
 def make_space(path: Path, new: Path) -> None:
