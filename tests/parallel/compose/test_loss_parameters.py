@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import hocket
+from hocket.parallel.compose._compose import _WithoutParameters
 from hocket.parallel.pipeline import StageError
 from hocket.planner import Plan
 from hocket.testing import run_ranks
@@ -40,3 +41,11 @@ def test_it_is_right_where_parameters_are_whole_and_refused_where_they_are_divid
             assert losses == pytest.approx(expected, rel=1e-11)
         for said in rank[len(WHOLE) :]:
             assert "the loss function computes with the model's parameter '0.weight'" in said
+
+
+def test_a_tensor_that_has_the_identity_of_a_parameter_that_is_gone_is_none() -> None:
+    parameter, output = nn.Parameter(torch.ones(2)), torch.ones(2)
+    with _WithoutParameters({id(output): "0.weight", id(parameter): "0.bias"}):
+        assert float(output.sum()) == 2
+        with pytest.raises(RuntimeError, match="parameter '0.bias'"):
+            parameter.sum()

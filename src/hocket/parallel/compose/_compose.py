@@ -160,7 +160,9 @@ class _WithoutParameters(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for one in tree_leaves((args, kwargs)):
-            if (name := self._names.get(id(one))) is not None and not _asks(func):
+            if (name := self._names.get(id(one))) is None or _asks(func):
+                continue
+            if isinstance(one, torch.nn.Parameter):  # else a tensor has the identity of one that is gone
                 raise RuntimeError(
                     f"the loss function computes with the model's parameter {name!r}, of which a rank has a part or "
                     "nothing by this plan: have the model's forward return what the loss needs of it (a norm, say), "
