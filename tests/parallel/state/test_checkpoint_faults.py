@@ -491,7 +491,7 @@ def test_of_two_programs_that_save_to_one_path_the_second_is_refused(
         turn = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
         refused = subprocess.run([sys.executable, "-I", "-S", "-c", turn, str(lock)], capture_output=True, text=True)
         assert "BlockingIOError" in refused.stderr
-        _lock._let_go(lock)  # as its end does
+        _lock._unlock(lock)  # as its end does
         other("another-host")  # it may have died a moment ago
         monkeypatch.setattr("time.sleep", lambda _: (started[1].kill(), started[1].wait()))
         save()
