@@ -46,7 +46,8 @@ def train(path: str, stop_after: int | None, accumulate: str = "", dropout: floa
         0.0  # ask in each step: these are so quick that the program may be over before the next question
     )
     data = Noisy(torch.randn(34, 4, dtype=torch.float64), torch.randn(34, 1, dtype=torch.float64))
-    model: Any = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(dropout), nn.Linear(6, 1)).double()
+    norm = nn.BatchNorm1d(6) if accumulate else nn.LayerNorm(6)  # with which ranks find out that each draws its own
+    model: Any = nn.Sequential(nn.Linear(4, 6), norm, nn.Dropout(dropout), nn.Linear(6, 1)).double()
     optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.05)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
     loader: Any = DataLoader(data, batch_size=8, shuffle=True)

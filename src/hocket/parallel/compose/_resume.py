@@ -80,6 +80,7 @@ def resume(
             for name, one in modules.items()
         }
         state = {"objects": states, "gradients": gradients, "loader": loader.position(), "extra": given()}
+        state["draws"] = {name: one.draws_own for name, one in modules.items() if isinstance(one, DataParallel)}
         generators = world.from_all([state_of(one) for one in own_generators(*inner)])
         write_objects(path, {**state, "generators": generators, "marks": _marks(objects, modules)}, world)
 
@@ -136,4 +137,7 @@ def _load(
         parameters = dict(module.named_parameters())
         for key, gradient in found["gradients"][name].items():
             parameters[key].grad = gradient.to(parameters[key].device)
+        own = found.get("draws", {}).get(name)
+        if isinstance(module, DataParallel) and own is not None:
+            module.draws_own = own
     return found

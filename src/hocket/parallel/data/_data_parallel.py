@@ -281,6 +281,19 @@ class DataParallel(torch.nn.Module):
         """Whether gradients have added up in `no_sync` that are not averaged yet."""
         return self._reducer is not None and self._reducer.holds_back
 
+    @property
+    def draws_own(self) -> bool | None:
+        """Whether each rank draws its own random numbers for its samples; None before the first backward pass.
+
+        A run that goes on where another has ended sets what that one had, or its first pass would draw otherwise.
+        """
+        return None if self._draws is not None else self._numbers.own
+
+    @draws_own.setter
+    def draws_own(self, own: bool) -> None:
+        self._numbers.go_on(own)
+        self._draws = None
+
     def compression_report(self) -> dict[str, Any] | None:
         """Return what compression has saved and cost; None where gradients go as they are. See docs/compression.md."""
         compression = None if self._reducer is None else self._reducer.compression

@@ -61,6 +61,15 @@ class SampleNumbers:
         if self._world.rank == 0 and alike and len(set(mine[2])) > 1:
             warnings.warn(_IN_LOOP, stacklevel=5)
 
+    @property
+    def own(self) -> bool | None:
+        """Whether each rank draws its own; None of one rank, where that is the same."""
+        return self._own if self._world.size > 1 else None
+
+    def go_on(self, own: bool) -> None:
+        """Draw as an earlier run of the program did."""
+        self._own = own and self._world.size > 1
+
     @contextmanager
     def drawing(self) -> Iterator[None]:
         """Open a block for a forward pass; after it, ranks whose generators were alike have them alike again."""
