@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import subprocess
@@ -300,6 +301,37 @@ def test_what_shares_memory_with_a_divided_tensor_follows_it() -> None:
     for one in in_ranks(2, True, run):
         assert one.dtype == torch.float64
         assert bool((one == 2).all())
+
+
+REARRANGED: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    torch.Tensor.contiguous, torch.ravel, lambda y: y.flatten(1), lambda y: y.reshape(y.shape[0], -1),
+    lambda y: y.reshape_as(y.detach()),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dims", [(0, 1, 2), (1, 0, 2), (2, 1, 0), (1, 2, 0)])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_writes_to_a_view_of_one_row_reach_what_they_reach_in_the_full_tensor(dim: int, dims: tuple[int, ...]) -> None:
+    """A shard of one row is contiguous whatever the full tensor is, so that `contiguous()` gave a view for its copy."""
+    full = torch.arange(24.0).view(2, 3, 4)
+
+    def written(x: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 1
+        z = REARRANGED[number](y.permute(dims))
+        z.mul_(2)
+        return y, z
+
+    def run(peers: MemoryPeers) -> dict[int, list[torch.Tensor]]:
+        shard, found = Shard.even(dim, full.shape[dim], 2), {}
+        x = note(cut(full, shard, peers.rank).clone(), shard, peers)
+        for number in range(len(REARRANGED)):
+            with contextlib.suppress(ShardingError):  # it was gathered, and may not be written to
+                found[number] = [gathered(one) for one in written(x, number)]
+        return found
+
+    for found in in_ranks(2, True, run):
+        assert 0 in found
+        assert all(all(map(torch.equal, made, written(full, number))) for number, made in found.items())
 
 
 def test_a_bias_that_is_divided_along_rows_does_not_go_with_a_weight_that_is_along_columns() -> None:

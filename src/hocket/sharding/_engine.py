@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import traceback
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +123,7 @@ class _Plan(NamedTuple):
     shards: list[Shard | None]  # how each of the results is divided
     random: bool  # whether random numbers are this rank's own
     nested: bool = False  # whether some of these places are in lists, or named
+    shares: Any = None  # see `_shares`
 
 
 _plans: dict[Any, _Plan | torch.Size | int] = {}
@@ -168,6 +170,8 @@ def call_on_shards(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             result = plan.func(*args, **kwargs)
     else:
         result = plan.func(*args, **kwargs)
+    if plan.shares is not None:
+        result = _copied_as_whole(first, result, plan.shards[0], plan.shares)
     return _noted(result, plan.shards, peers)
 
 
@@ -279,6 +283,9 @@ def _examined(func: Any, args: Any, kwargs: dict[str, Any], marks: Any) -> Any:
         result = Local(peers, call.func).result(call, outcome)
     made = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
     shards = placements_of(outcome, len(made))
+    shares = _shares(name, kwargs)
+    if shares is not None:
+        made = [result := _copied_as_whole(divided[0], result, shards[0], shares)]
     if marks is not None and call.run is None and outcome is not PARTIAL and peers.heard is None:
         # A tensor in two places would stand for two in the next call.
         plan = _plan(call, shards, numbers, repeated=len(numbers) < len(operands))
@@ -294,8 +301,9 @@ def _plan(call: OperatorCall, shards: list[Shard | None], numbers: dict[int, int
     if any(isinstance(leaf, FetchedRows) for leaf in leaves((call.args, call.kwargs))):
         return None
     entering = any(one.shard is None and one.grad for one in call.operands())
+    shares = _shares(call.name, call.kwargs)
     if not (call.changed or entering):
-        return _Plan(call.func, None, shards, call.random)
+        return _Plan(call.func, None, shards, call.random, shares=shares)
     if repeated:
         return None
 
@@ -309,7 +317,8 @@ def _plan(call: OperatorCall, shards: list[Shard | None], numbers: dict[int, int
 
     args, kwargs = mapped(place, (call.args, call.kwargs))
     inner = (leaf for one in (*args, kwargs) if not isinstance(one, _Place) for leaf in leaves(one))
-    return _Plan(call.func, (args, kwargs), shards, call.random, any(isinstance(leaf, _Place) for leaf in inner))
+    nested = any(isinstance(leaf, _Place) for leaf in inner)
+    return _Plan(call.func, (args, kwargs), shards, call.random, nested, shares)
 
 
 def _remember(marks: Any, plan: Any) -> None:
@@ -401,6 +410,31 @@ def _on_gathered(call: OperatorCall, args: Any, kwargs: dict[str, Any], error: C
                 leaf.__class__ = GatheredView
                 leaf.__dict__["_hocket_source"] = source
     return result
+
+
+def _shares(name: str, kwargs: dict[str, Any]) -> Callable[[torch.Tensor, list[int]], bool] | None:
+    """Return what tells whether a call gives a view of a tensor, or a copy, by how the tensor lies; None of others."""
+    if name == "contiguous":
+        return lambda whole, shape: whole.is_contiguous(**kwargs)
+    if name in ("reshape", "reshape_as", "flatten"):
+        return lambda whole, shape: whole.reshape(shape).untyped_storage()._cdata == whole.untyped_storage()._cdata
+    return None
+
+
+def _copied_as_whole(source: Any, result: torch.Tensor, shard: Shard | None, shares: Any) -> torch.Tensor:
+    """Return a copy of a result that shares a divided tensor's memory where that of the full one would not.
+
+    A shard of one row is contiguous, and a view where the full tensor is copied: later writes to the result would reach
+    it. Where a shard has more rows, both are alike.
+    """
+    dim, size = source._hocket_shard.dim, source._hocket_shard.size
+    if source.shape[dim] != 1 or size == 1 or shard is None or _memory(result) != _memory(source):
+        return result
+    # The rows of other ranks lie between this one's and what is as far apart, or further.
+    strides = [one * size if one >= source.stride(dim) else one for one in source.stride()]
+    strides[dim] = source.stride(dim)
+    whole = torch.empty_strided(full_shape(source.shape, source._hocket_shard), strides, device="meta")
+    return result if shares(whole, full_shape(result.shape, shard)) else result.clone()
 
 
 def _memory(tensor: torch.Tensor) -> int:
