@@ -208,3 +208,10 @@ def test_presets_have_the_published_sizes() -> None:
 def test_a_network_that_no_memory_holds_is_refused(spec: str) -> None:
     with pytest.raises(cluster.ClusterError, match="more than the 1048576 that fit in memory"):
         cluster.load(spec)
+
+
+def test_a_network_of_too_many_links_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fat tree of k = 1000 has 250 million hosts, of a number that says nothing of it."""
+    monkeypatch.setattr("hocket.cluster._graph_builder._MOST_LINKS", 1000)
+    with pytest.raises(cluster.ClusterError, match="more than the 1000 links that fit in memory"):
+        cluster.load("fattree:k=10")

@@ -9,6 +9,8 @@ import numpy as np
 from ._cluster import _ENDPOINTS, FORMAT_RATES, KINDS, Cluster, Reduction
 from ._errors import ClusterError
 
+_MOST_LINKS = 1 << 23  # of a fat tree of half a million hosts there are three million
+
 
 class GraphBuilder:
     """Nodes and links in the order in which they are added; `freeze` makes the `Cluster`."""
@@ -95,7 +97,9 @@ class GraphBuilder:
         self.one_way(b, a, rate_Bps, latency_s, cost)
 
     def one_way(self, a: int, b: int, rate_Bps: float, latency_s: float, cost: int = 1) -> None:
-        """Add one directed link."""
+        """Add one directed link. Raises ClusterError if there are too many."""
+        if len(self.links) >= _MOST_LINKS:
+            raise ClusterError(f"the network has more than the {_MOST_LINKS} links that fit in memory")
         self.links.append((a, b, rate_Bps, latency_s, cost))
 
     def freeze(
