@@ -25,7 +25,8 @@ def total(*values: Any, group: Any = None) -> Any:
         One value gives one result, several a tuple.
 
     Raises:
-        RuntimeError: called while training on a batch with fewer samples than ranks; on every rank alike.
+        RuntimeError: the last batch of training had fewer samples than ranks, and no evaluation has begun since; on
+            every rank alike.
 
     Example::
 
@@ -37,11 +38,12 @@ def total(*values: Any, group: Any = None) -> Any:
     """
     if not values:
         raise TypeError("hocket.total needs at least one value")
-    share = _batch.opened()
+    note = _batch.current()
+    share = None if note is None else note.share
     if share is not None and share.total < share.world:
         raise RuntimeError(
-            f"a batch of {share.total} has no sample for some of {share.world} ranks: they are given one to keep step, "
-            "which hocket.total would count. Leave such batches out (DataLoader(..., drop_last=True)), or choose "
+            f"the last batch, of {share.total}, has no sample for some of {share.world} ranks: they get one to keep "
+            "step, which hocket.total would count. Leave such batches out (DataLoader(..., drop_last=True)), or choose "
             "batch_size so that the last batch has a sample for each rank"
         )
     sums = _sums(values, _world.current(group))

@@ -189,11 +189,6 @@ def trained() -> Note | None:
     return _trained
 
 
-def opened() -> BatchShard | None:
-    """Return this rank's part of the batch that a loop trains on now; None without such a loop, or if it evaluates."""
-    return _last.share if _last is not None and any(note is _last for note in _open.values()) else None
-
-
 def evaluating() -> bool:
     """Return whether a loop over an evaluation's batches is under way."""
     return any(note.share is None for note in _open.values())
