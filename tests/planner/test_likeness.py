@@ -86,18 +86,19 @@ def test_the_interval_of_a_plan_that_was_run_is_narrower(captured: Workload) -> 
     assert 0.9 * width(unlike, ran) < width(unlike, seen) <= width(unlike, ran)
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(st.data())
 def test_the_search_misses_no_plan_that_runs_have_moved_to_the_front(captured: Workload, data: st.DataObject) -> None:
-    plans = [plan.resolve(4) for plan in plans_of(captured)]
-    seen = tuple(
-        (place(plan), data.draw(st.floats(-0.6, 0.6), label=plan.describe()))
-        for plan in data.draw(st.lists(st.sampled_from(plans), min_size=1, max_size=5))
-    )
+    """Slow plans that ran much faster: a bound that knows nothing of them would end the search before it tries them."""
     plain = dataclasses.replace(GUESS, fitted_workers=4)
+    formula_s = {
+        plan: step_s(plan, captured, NETWORK, plain) for plan in (one.resolve(4) for one in plans_of(captured))
+    }
+    slow = [plan for plan, seconds in formula_s.items() if 1.3 < seconds / min(formula_s.values()) < 2.2]
+    some = data.draw(st.lists(st.sampled_from(slow), min_size=1, max_size=3, unique_by=Plan.describe))
+    seen = tuple((place(plan), data.draw(st.floats(-2.0, -0.7), label=plan.describe())) for plan in some)
     constants = dataclasses.replace(plain, seen=seen)
-    best_s = min(step_s(plan, captured, NETWORK, plain) * longer(plan, constants, 4) for plan in plans)
-    found = search(
-        captured, NETWORK, workers=4, batch=BATCH, constants=constants, fixed={"recompute": False}, memory_limit=0
-    )
+    best_s = min(seconds * longer(plan, constants, 4) for plan, seconds in formula_s.items())
+    fixed = {"recompute": False}
+    found = search(captured, NETWORK, workers=4, batch=BATCH, constants=constants, fixed=fixed, memory_limit=0, keep=1)
     assert found.ranked[0].step_s <= best_s * (1 + 1e-9)
