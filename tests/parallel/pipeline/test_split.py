@@ -390,10 +390,11 @@ def test_a_cut_goes_where_no_shape_depends_on_numbers() -> None:
         inside = [i for i, one in enumerate(depends) if one]
         assert inside
         assert not depends[-1], "what experts make has the shape of all tokens again"
-        middle = inside[len(inside) // 2]
-        even = [float(i in (middle - 1, middle)) for i in range(len(depends))]
-        stages = split(model, 2, torch.randn(8, 4), times=even, traced=traced)
-    assert stages[0].fixed_shapes
+    middle = inside[len(inside) // 2]
+    for last, fixed in ((1.5, True), (0.1, False)):  # without the last step's time there is no other pipeline
+        times = [0.0] * len(depends)
+        times[0], times[middle - 1], times[middle], times[-1] = last - 0.1, 0.75, 0.75, last
+        assert split(model, 2, torch.randn(8, 4), times=times)[0].fixed_shapes == fixed
 
 
 def test_what_no_step_uses_is_the_first_stage_s() -> None:

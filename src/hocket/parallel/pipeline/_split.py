@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -143,15 +144,28 @@ def _balanced(
         if len(seconds) != len(traced.steps):
             raise SplitError(f"{len(seconds)} times were given for the {len(traced.steps)} steps of the model")
         crossing = [cut.nbytes for cut in cuts(traced)]
-        for i, depends in enumerate(loose(traced)):
-            crossing[i] += _SELDOM if depends else 0
         for first, last in changed(traced).values():
             for i in range(first + 1, last + 1):
                 crossing[i] += _NEVER
-        begins = balance(
-            seconds, n_stages, crossing, holds=holding(traced), link=link, slack=CUT_SLACK, micro_batches=micro_batches
-        )
+        depends = loose(traced)
+
+        def cut_at(loose_nbytes: int) -> list[int]:
+            nbytes = [each + loose_nbytes * one for each, one in zip(crossing, depends, strict=True)]
+            holds = holding(traced)
+            return balance(
+                seconds, n_stages, nbytes, holds=holds, link=link, slack=CUT_SLACK, micro_batches=micro_batches
+            )
+
+        begins = cut_at(_SELDOM)
+        if any(depends) and _largest(seconds, begins) > _MOST >= _largest(seconds, plain := cut_at(0)):
+            begins = plain
     return (begins, seconds) if world is None else world.from_root((begins, seconds))
+
+
+def _largest(seconds: Sequence[float], begins: Sequence[int]) -> float:
+    """Return the part of the time that the slowest stage takes."""
+    bounds = [0, *begins, len(seconds)]
+    return max(sum(seconds[a:b]) for a, b in itertools.pairwise(bounds)) / (sum(seconds) or 1.0)
 
 
 def _at_points(traced: Traced, n_stages: int, points: Sequence[str]) -> list[int]:
