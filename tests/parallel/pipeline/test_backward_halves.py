@@ -43,7 +43,14 @@ def packed(layer: nn.Linear, scale: Tensor, x: Tensor) -> list[Tensor]:
     return [torch.cat([*keys, keys[0] * (scale @ row.t())], 1) + layer.bias]
 
 
-STAGES = (again, with_transpose, skipping, past_the_input, beside_the_input, packed)
+def in_turns(layer: nn.Linear, scale: Tensor, x: Tensor) -> list[Tensor]:
+    """Between two rows of one parameter the input meets rows of another, and the other way round."""
+    (first, last), (low, high) = layer.weight.chunk(2), scale.chunk(2)
+    x = torch.tanh((x @ first.t()) * low) @ last
+    return [x[:, :2] * high, x + layer.bias]
+
+
+STAGES = (again, with_transpose, skipping, past_the_input, beside_the_input, packed, in_turns)
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -48,17 +48,19 @@ def backward_of_inputs(
 
 def _merged(groups: Sequence[Any]) -> list[dict[str, Any]]:
     """Merge groups that share a parameter: torch leaves it in two where its own merging comes too late."""
-    merged: list[tuple[set[Any], dict[Any, Any]]] = []  # parameters, and gradients by where inputs meet them
+    # A group's parameters, and gradients by where inputs meet them; by each of its parameters and of these places.
+    owners: dict[Any, tuple[set[Any], dict[Any, Any]]] = {}
     for group in groups:
         parameters, met = set(group["params"]), dict(zip(group["intermediates"], group.get("grads", ()), strict=False))
-        others = []
-        for other in merged:
-            if parameters.isdisjoint(other[0]) and met.keys().isdisjoint(other[1]):
-                others.append(other)
-            else:
-                parameters, met = parameters | other[0], {**other[1], **met}
-        merged = [*others, (parameters, {node: gradient for node, gradient in met.items() if gradient is not None})]
-    return [{"params": ps, "intermediates": list(met), "grads": list(met.values())} for ps, met in merged]
+        for other_parameters, other_met in [owners[one] for one in (*parameters, *met) if one in owners]:
+            parameters |= other_parameters
+            met |= other_met
+        owners.update(dict.fromkeys((*parameters, *met), (parameters, met)))
+    found = []
+    for parameters, met in {id(one): one for one in owners.values()}.values():
+        known = {node: gradient for node, gradient in met.items() if gradient is not None}
+        found.append({"params": parameters, "intermediates": list(known), "grads": list(known.values())})
+    return found
 
 
 def _made_of(inputs: Set[Any], outputs: Sequence[Any]) -> set[Any]:
@@ -113,8 +115,9 @@ def backward_of_weights(parameters: Sequence[torch.nn.Parameter], groups: Any) -
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
-    # Groups may share parts of the graph, as what is made of parameters alone; all of it goes when this returns.
-    stage_backward_weight(iter(parameters), groups, retain_graph=True)
+    # What lies between two places where inputs meet one group's parameters may lie between two of another's.
+    shared = sum(len(group["intermediates"]) > 1 for group in groups) > 1
+    stage_backward_weight(iter(parameters), groups, retain_graph=shared)
     seen = set()
     for parameter, old in zip(parameters, before, strict=True):
         new = parameter.grad
