@@ -42,10 +42,30 @@ class Net(nn.Module):
         return self.last(x)  # type: ignore[no-any-return]
 
 
+class Codebook(nn.Module):
+    """Reads a buffer, moves it towards its input, and counts in another, which is replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(8, 8)
+        self.register_buffer("code", torch.ones(8))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.line(x)) * self.code.clone()
+        if self.training:
+            self.code += 0.5
+            self.calls = self.calls + 1
+        return x
+
+
 def made(kind: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     torch.manual_seed(5)
     if kind == "matrices":
         return Net().double(), torch.randn(6, 8).double(), torch.randn(6, 4).double()
+    if kind == "codebooks":
+        blocks = nn.Sequential(Codebook(), Codebook())
+        return nn.Sequential(blocks, nn.Linear(8, 4)).double(), torch.randn(6, 8).double(), torch.randn(6, 4).double()
     stages = [nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU()) for _ in range(2)]
     model = nn.Sequential(nn.ModuleDict({"body": nn.Sequential(*stages)})["body"], nn.Flatten(), nn.Linear(75, 4))
     return model.double(), torch.randn(6, 3, 5, 5).double(), torch.randn(6, 4).double()
@@ -61,7 +81,7 @@ def trained(kind: str, plan: Plan) -> tuple[list[float], dict[str, torch.Tensor]
 
 
 RUNS: dict[int, list[tuple[str, dict[str, Any]]]] = {
-    1: [("norms", {})],
+    1: [("norms", {}), ("codebooks", {})],
     2: [
         ("matrices", {"tensor_parallel_degree": 2}),
         ("matrices", {"shard": "parameters"}),

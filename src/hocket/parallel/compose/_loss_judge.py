@@ -242,11 +242,13 @@ class LossJudge:
         return AgreedCount.of(matching) if matching and self._few.samples > 2 else None
 
     def _problem(self, whole: Any, parts: Any, counts: Any, total: float, what: str) -> str:
-        ours, theirs = self._combined(whole, parts[0], counts[0], total)
-        off = abs(ours - theirs) / max(abs(ours), 1e-30)
-        cut = self._cut
+        found = []
+        for place, some, weights in zip((self._cut, 2), parts, counts, strict=False):
+            ours, theirs = self._combined(whole, some, weights, total)
+            found.append((abs(ours - theirs) / max(abs(ours), 1e-30), ours, theirs, place))
+        off, ours, theirs, place = max(found, key=lambda one: one[0])
         return (
-            f"the loss of {self._few.samples} samples is {ours:.6g}, and that of the first {cut} and the others "
+            f"the loss of {self._few.samples} samples is {ours:.6g}, and that of the first {place} and the others "
             f"combined {theirs:.6g}, {off:.2g} off: it is not {what}."
         )
 

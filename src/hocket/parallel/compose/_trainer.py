@@ -294,7 +294,7 @@ class Trainer:
                         continue
                     value = composition.passes.value(part, metric)
                     if part.samples and value is not None and composition.passes.answers:
-                        tally.sums[:2] += torch.tensor([float(value) * part.samples, part.samples])
+                        tally.sums[:2] += torch.tensor([float(value) * part.samples, part.samples], dtype=torch.float64)
                 tally.sums = tally.sums.to(self._mesh.whole.device)
                 if self._mesh.whole.size > 1:
                     dist.all_reduce(tally.sums, group=self._mesh.whole.group)

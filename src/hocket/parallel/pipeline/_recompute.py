@@ -6,10 +6,12 @@ Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost; torch.utils.che
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from ._stage import Segment, Stage
@@ -53,23 +55,57 @@ def checkpointed(run: Callable[..., Any], module: torch.nn.Module, /, *args: Any
     """Return what `run` gives, whose values are computed again in back-propagation; `module` has what it changes."""
     if not torch.is_grad_enabled():
         return run(*args, **kwargs)
-    norms = [m for m in module.modules() if isinstance(m, torch.nn.modules.batchnorm._NormBase)]
-    if not norms:  # Dynamo follows no context_fn
+    if next(module.buffers(), None) is None:  # Dynamo follows no context_fn
         return checkpoint(run, *args, use_reentrant=False, **kwargs)
-    kept = lambda: (contextlib.nullcontext(), _BuffersKept(norms))  # noqa: E731
-    return checkpoint(run, *args, use_reentrant=False, context_fn=kept, **kwargs)
+    kept = _BuffersKept(module)
+    return checkpoint(run, *args, use_reentrant=False, context_fn=lambda: (kept.first(), kept.again()), **kwargs)
+
+
+_Place = tuple[torch.nn.Module, str]
+
+_changing: Final[weakref.WeakKeyDictionary[torch.nn.Module, set[str]]] = weakref.WeakKeyDictionary()
+"""The names of the buffers that a module's forward pass has been seen to change, for modules that have been watched."""
 
 
 class _BuffersKept:
-    """Batch norm's running statistics count each batch once, however often it is computed."""
+    """What a forward pass changes in buffers counts once, and is read by the second computation as by the first.
 
-    def __init__(self, norms: list[torch.nn.modules.batchnorm._NormBase]) -> None:
-        self._norms = norms
-        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+    Running statistics, counters and moving averages (of a codebook, say) would else be updated twice for a batch, and
+    gradients be those of the values after the update.
+    """
 
-    def __enter__(self) -> None:
-        self._before = [(b, b.detach().clone()) for norm in self._norms for b in norm.buffers()]
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._places: list[_Place] = [(m, k) for m in module.modules() for k, b in m._buffers.items() if b is not None]
+        self._before: dict[_Place, torch.Tensor | None] = {}
 
-    def __exit__(self, *_: object) -> None:
-        for buffer, value in self._before:
-            buffer.data.copy_(value)  # through .data: autograd need not know, the values are those it has seen
+    @contextlib.contextmanager
+    def first(self) -> Iterator[None]:
+        """Note the values before the computation of those buffers that it changes."""
+        seen = []
+        for owner, name in self._places:
+            buffer = owner._buffers[name]
+            if isinstance(owner, _NormBase):  # which changes them without telling, and reads them in evaluation alone
+                self._before[owner, name] = None
+            elif buffer is not None:
+                value = buffer.detach().clone() if name in _changing.get(owner, {name}) else None
+                seen.append((owner, name, buffer, buffer._version, value))
+        yield
+        for owner, name, buffer, version, value in seen:
+            changed, now = _changing.setdefault(owner, set()), owner._buffers[name]
+            told = now is not buffer or buffer._version != version
+            if told or name in changed or (value is not None and not torch.equal(value, buffer)):
+                changed.add(name)
+                self._before[owner, name] = value
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Compute with copies of the values before, and put back the buffers after."""
+        now = {(owner, name): owner._buffers[name] for owner, name in self._before}
+        for (owner, name), value in self._before.items():
+            read = now[owner, name] if value is None else value
+            owner._buffers[name] = None if read is None else read.detach().clone()
+        try:
+            yield
+        finally:
+            for (owner, name), buffer in now.items():
+                owner._buffers[name] = buffer
