@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -107,10 +108,9 @@ def build():
 """
 
 
-def test_a_rank_that_is_refused_says_so_at_once_and_once(tmp_path: Path) -> None:
+def test_a_rank_that_is_refused_says_so_at_once_and_once(hocket_forked: Any, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(REFUSED_IN.format(ranks="01"))
-    command = [sys.executable, "-m", "hocket", "calibrate", "train.py:build", "-n", "2", "--optimizer", "SGD"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=deadline(25))
+    ended = hocket_forked("calibrate", "train.py:build", "-n", "2", "--optimizer", "SGD", cwd=tmp_path, timeout_s=25)
     assert ended.returncode == 2
     assert ended.stderr.count("ValueError: no data") == 1, ended.stderr
     assert "Traceback" not in ended.stderr
