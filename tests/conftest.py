@@ -38,6 +38,17 @@ def pytest_configure(config):
     hypothesis.settings.load_profile("calm")
 
 
+@pytest.fixture(scope="session")
+def hocket_forked():
+    """`processes.hocket_forked`; the server that it forks from has begun in no directory of a test."""
+    from hocket.testing import run_ranks
+
+    from .processes import hocket_forked
+
+    run_ranks(int, 1, backend=None)
+    return hocket_forked
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
     """Let files come first that take long, so that none is to begin when the rest is done.

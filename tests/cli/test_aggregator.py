@@ -137,12 +137,11 @@ dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory):
+def job(hocket_forked, tmp_path_factory):
     """Two ranks with an aggregator beside them, which rank 0 kills."""
     script = tmp_path_factory.mktemp("job") / "train.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "hocket", "run", "-n", "2", "--aggregate", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=deadline(100))
+    done = hocket_forked("run", "-n", "2", "--aggregate", str(script), cwd=script.parent)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -86,11 +87,9 @@ def test_what_cannot_be_measured_is_refused_before_ranks_start(words: tuple[str,
     assert said in ended.output
 
 
-def test_a_function_that_builds_no_model_is_one_error_of_a_rank(tmp_path: Path) -> None:
+def test_a_function_that_builds_no_model_is_one_error_of_a_rank(hocket_forked: Any, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("def build(): return 3")
-    spec = {"target": f"{tmp_path / 'train.py'}:build", "optimizer": "SGD", "seconds": 1, "out": None}
-    command = [sys.executable, "-m", "hocket.cli.calibrate", json.dumps(spec)]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=deadline(60))
+    ended = hocket_forked("calibrate", "train.py:build", "-n", "2", "--optimizer", "SGD", cwd=tmp_path)
     assert ended.returncode == 2
     assert "build() must return (model, sample)" in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -107,10 +106,9 @@ def build():
 """
 
 
-def test_a_rank_that_is_refused_says_so_at_once_and_once(tmp_path: Path) -> None:
+def test_a_rank_that_is_refused_says_so_at_once_and_once(hocket_forked: Any, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(REFUSED_IN.format(ranks="01"))
-    command = [sys.executable, "-m", "hocket", "calibrate", "train.py:build", "-n", "2", "--optimizer", "SGD"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=deadline(25))
+    ended = hocket_forked("calibrate", "train.py:build", "-n", "2", "--optimizer", "SGD", cwd=tmp_path, timeout_s=25)
     assert ended.returncode == 2
     assert ended.stderr.count("ValueError: no data") == 1, ended.stderr
     assert "Traceback" not in ended.stderr

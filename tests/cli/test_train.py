@@ -77,9 +77,9 @@ def assert_no_worker_left(run: Path, within_s: float) -> None:
         time.sleep(0.1)
 
 
-def test_two_workers_train_and_report(tmp_path: Path) -> None:
+def test_two_workers_train_and_report(hocket_forked: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = hocket("train", "edsr", "-n", "2", "--steps", "6", *_SMALL, "--out", str(run), cwd=tmp_path)
+    done = hocket_forked("train", "edsr", "-n", "2", "--steps", "6", *_SMALL, "--out", str(run), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     shown = " ".join(done.stdout.split())
     assert "step 6/6" in shown

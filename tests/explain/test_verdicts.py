@@ -3,6 +3,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -307,16 +308,13 @@ for step in range(20):
 
 
 def test_hocket_run_says_at_the_end_who_was_late_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hocket_forked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hocket.launch import launch
-
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    with (tmp_path / "out").open("wb+") as out, (tmp_path / "err").open("wb+") as err:
-        assert launch([str(script)], 2, stdout=out, stderr=err, timeout_s=deadline(60)).exit_code == 0
-    told = (tmp_path / "err").read_text()
-    assert "hocket: rank 0 of 2" in told
-    assert "train.py:7" in told
+    ended = hocket_forked("run", "-n", "2", str(script), cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "hocket: rank 0 of 2" in ended.stderr
+    assert "train.py:7" in ended.stderr
     assert not list(tmp_path.glob("**/*.record"))

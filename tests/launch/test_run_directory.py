@@ -34,15 +34,14 @@ def environment(**more: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "HOCKET_RUN_DIR"} | more
 
 
-def test_a_run_is_kept_with_settings_plan_logs_and_records(hocket: Any, script: Any, tmp_path: Path) -> None:
+def test_a_run_is_kept_with_settings_plan_logs_and_records(hocket_forked: Any, script: Any, tmp_path: Path) -> None:
     script(TRAIN, "my train.py")
     words = ["run", "-n", "2", "-x", "API_TOKEN=verysecret", "-x", "MARK=7", "my train.py", "--lr", "3"]
-    process = hocket(*words, cwd=tmp_path, env=environment(HF_TOKEN="verysecret", TMPDIR=str(tmp_path)))
-    out, err = process.communicate(timeout=deadline(120))
-    assert process.returncode == 0, err
+    ended = hocket_forked(*words, cwd=tmp_path, env=environment(HF_TOKEN="verysecret", TMPDIR=str(tmp_path)))
+    assert ended.returncode == 0, ended.stderr
     (directory,) = [path for path in (tmp_path / "runs").iterdir() if path.is_dir()]
     assert directory.name.startswith("my-train-20")
-    assert f"hocket: this run is kept in runs/{directory.name}" in err
+    assert f"hocket: this run is kept in runs/{directory.name}" in ended.stderr
     kept = json.loads((directory / "run.json").read_text())
     assert (kept["outcome"], kept["exit_code"], kept["nproc"], kept["arguments"]) == ("finished", 0, 2, ["--lr", "3"])
     assert kept["command"][1:6] == ["run", "-n", "2", "-x", "API_TOKEN=..."]

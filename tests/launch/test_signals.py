@@ -295,9 +295,8 @@ for _ in range(1000):
 """
 
 
-def test_who_is_told_to_end_before_resume_saves(hocket: Any, script: Any, tmp_path: Path) -> None:
+def test_who_is_told_to_end_before_resume_saves(hocket_forked: Any, script: Any, tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}  # where torch leaves a directory
-    process = hocket("run", "-n", "2", script(TOLD_EARLY), cwd=tmp_path, env=environment)
-    _, err = process.communicate(timeout=deadline(60))
-    assert process.returncode == 75, err
+    ended = hocket_forked("run", "-n", "2", script(TOLD_EARLY), cwd=tmp_path, env=environment)
+    assert ended.returncode == 75, ended.stderr
     assert (tmp_path / "checkpoint" / "manifest.json").exists()

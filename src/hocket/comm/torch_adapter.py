@@ -315,6 +315,14 @@ def dispatch_mode() -> Any:
     return modes._get_current_dispatch_mode()
 
 
+def unseen() -> contextlib.AbstractContextManager[Any]:
+    """Open a block whose operators no dispatch mode of this thread sees."""
+    if not _torch_c._len_torch_dispatch_stack():
+        return contextlib.nullcontext()
+    modes: Any = importlib.import_module("torch.utils._python_dispatch")
+    return modes._disable_current_modes()  # type: ignore[no-any-return]
+
+
 def foreach_copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """Copy each source to its target, in one call."""
     torch._foreach_copy_(list(targets), list(sources))

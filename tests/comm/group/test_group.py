@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hocket import comm
 from hocket.comm import torch_adapter as c10d
@@ -389,6 +390,31 @@ def _versions():
 def test_a_result_counts_as_written_when_its_operation_is_posted_and_no_later():
     # By then autograd may have kept it: torch 2.15's functional all_reduce with MAX does.
     assert run_ranks(_versions, 2) == [[(1, 1), (0, 0), (1, 1), (1, 1)], [(1, 1), (1, 1), (0, 0), (1, 1)]]
+
+
+class _Seen(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def _dispatched():
+    tensor, gathered = torch.ones(4), torch.empty(4 * dist.get_world_size())
+    with _Seen() as seen:
+        dist.all_reduce(tensor)
+        dist.all_gather_into_tensor(gathered, tensor)
+        dist.broadcast(tensor, 0)
+        tensor.mul_(2)
+    return [name for name in seen.names if "copy" in name or "add" in name], "mul_.Tensor" in seen.names
+
+
+def test_a_program_s_dispatch_modes_do_not_see_what_an_operation_copies():
+    # Who follows samples by such a mode would take shared memory for a tensor that the program keeps.
+    assert run_ranks(_dispatched, 2) == [([], True)] * 2
 
 
 def _waiting_costs_no_core():

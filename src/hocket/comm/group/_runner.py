@@ -78,7 +78,8 @@ class Runner:
         if record is not None:
             record.inline = True
         try:
-            error = self._run(action, record, timeout_s)
+            with torch_adapter.unseen():  # as on the progress thread, and as any other backend's copies
+                error = self._run(action, record, timeout_s)
         finally:
             self._queue.leave()
         if error is not None and record is not None:
