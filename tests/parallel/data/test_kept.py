@@ -91,6 +91,23 @@ class NewQueue(Queue):
         self.kept = torch.cat([self.kept, out])[-QUEUE:]
 
 
+class WideQueue(Queue):
+    """As many features as a rank has samples: such a dim is no place for each sample."""
+
+    begins = torch.arange(4.0 * QUEUE).double().reshape(QUEUE, 4).cos()
+
+    def loss(self, out: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss((F.pad(out, (0, 1)) @ self.kept.T).softmax(1) @ self.kept[:, :3], y)
+
+    def update(self, out: Tensor) -> None:
+        super().update(F.pad(out, (0, 1)))
+
+
+class WideNewQueue(WideQueue):
+    def update(self, out: Tensor) -> None:
+        self.kept = torch.cat([self.kept, F.pad(out, (0, 1))])[-QUEUE:]
+
+
 class Keys(Queue):
     """The queue is the samples of the batch before."""
 
@@ -116,6 +133,19 @@ class State(Loop):
 
     def update(self, out: Tensor) -> None:
         self.kept = 0.5 * out
+
+
+class WrittenState(State):
+    """The same with samples in the second dim, written to memory that was there."""
+
+    begins = torch.zeros(3, 1).double()
+
+    def loss(self, out: Tensor, y: Tensor) -> Tensor:
+        return ((out - self.kept.T).softmax(1) * y).sum(1).square().mean()
+
+    def update(self, out: Tensor) -> None:
+        self.kept = torch.zeros(3, len(out)).double()
+        self.kept[:] = 0.5 * out.T
 
 
 class Padded(Loop):
@@ -206,11 +236,12 @@ class Denormal(Loop):
     def update(self, out: Tensor) -> None: ...
 
 
-REFUSED: Final = (Loop, EarlyCenter, CenterInPlace, Queue, NewQueue, LateCenter)
+REFUSED: Final = (Loop, EarlyCenter, CenterInPlace, Queue, NewQueue, WideQueue, WideNewQueue, LateCenter)
 OF_THE_BATCH: Final = (Keys, NumberOfTheBatch)
 WARNED: Final = (NumberCenter, NumpyCenter)
 RIGHT: Final = (
-    AveragedCenter, LateAverage, ReducedCenter, GatheredQueue, State, Padded, Log, AveragedNumber, Accuracy, Denormal
+    AveragedCenter, LateAverage, ReducedCenter, GatheredQueue, State, WrittenState, Padded, Log, AveragedNumber,
+    Accuracy, Denormal,
 )  # fmt: skip
 TOLD: Final = "the loss depends on a number or a tensor that is not the same on all ranks"
 
