@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any, Final
@@ -25,6 +26,8 @@ class Loop:
 
     begins = torch.zeros(3).double()
     when = "after the update"
+    weight: Any = None
+    epochs = 1
 
     def __init__(self) -> None:
         self.kept: Any = self.begins.clone()
@@ -56,6 +59,13 @@ class LateCenter(Loop):
     def update(self, out: Tensor) -> None:
         if self.steps > 0:
             super().update(out)
+
+
+class LateWeighed(LateCenter):
+    """Where the program says by what losses are weighted, ranks tell each other of new operators every few batches."""
+
+    weight = staticmethod(lambda batch: len(batch[0]))
+    epochs = 2
 
 
 class LateAverage(LateCenter):
@@ -236,7 +246,7 @@ class Denormal(Loop):
     def update(self, out: Tensor) -> None: ...
 
 
-REFUSED: Final = (Loop, EarlyCenter, CenterInPlace, Queue, NewQueue, WideQueue, WideNewQueue, LateCenter)
+REFUSED: Final = (Loop, EarlyCenter, CenterInPlace, Queue, NewQueue, WideQueue, WideNewQueue, LateCenter, LateWeighed)
 OF_THE_BATCH: Final = (Keys, NumberOfTheBatch)
 WARNED: Final = (NumberCenter, NumpyCenter)
 RIGHT: Final = (
@@ -263,11 +273,11 @@ def losses_of(kind: type[Loop]) -> list[float] | str:
     loader: Any = DataLoader(TensorDataset(x, x[:, :3].sin()), batch_size=8)
     report: Callable[[Any], Any] = float
     if dist.is_initialized():
-        model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+        model, optimizer, loader = hocket.distribute(model, optimizer, loader, loss_weight=loop.weight)
         report = hocket.average
     losses = []
     try:
-        for x, y in loader:
+        for x, y in itertools.chain(*[loader] * loop.epochs):
             out = model(x)
             loss = loop.loss(out, y)
             if loop.when == "before backward":

@@ -406,8 +406,8 @@ class DataParallel(torch.nn.Module):
             leaves, self._by_samples = self._by_samples, []
             self._tell_by_samples("the .grad that backward() gives an input", roots[0], leaves)
         if note.stated:
-            self._losses.check_alike(note.weight)
-            self._marks.compare(self._world)
+            self._losses.stated(roots[0], self._made, note.weight, note.share.samples)
+            self._anew |= self._losses.is_new and not self._looks
             self._weigh_uncounted(note, reducer, roots[0])
             return
         before = note.counted
