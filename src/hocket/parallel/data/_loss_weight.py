@@ -140,7 +140,7 @@ class LossWeights:
         wrong = _APART * self._parts.apart(note, part, self._marks.updates, anew=anew)
         wrong += self._parts.add(note, part, scales[0] if scales else 0.0, samples)
         self._looked_at += not 0 < part < 1
-        guard = 1.0 in terms and guarded(loss, samples)
+        guard = samples > 0 and 1.0 in terms and guarded(loss, samples)
         return self._weight_by(terms, samples, scales, wrong, guard, self._takes_form(loss, made, samples))
 
     def stated(self, loss: torch.Tensor, made: set[int], weight: float, samples: int) -> None:
@@ -372,7 +372,7 @@ class LossWeights:
         single = float(votes > 0 and len(terms) % samples > 0 and (len(terms) > 1 or terms[0] % samples > 0))
         known = [size, size * size, float(not samples or len(terms) > 0), votes, single]
         mine = torch.cat([counts, counts.square(), counts * counts[0], torch.tensor(known, dtype=torch.float64)])
-        guards = [float(guard is True), float(guard is None), float(any(terms) and samples not in terms)]
+        guards = [float(guard is True), float(guard is None), float(votes > 0 and samples not in terms)]
         said = torch.tensor([float(new), *guards, scale, scale * scale, float(scale != 0), wrong], dtype=torch.float64)
         apart = mine * bool(guard)  # counts that may be none
         sums = torch.cat([mine - apart, apart, said, self._marks.numbers()]).to(self._world.device)
