@@ -31,6 +31,7 @@ _LOW = 5e-2
 _ORDERS = (torch.ops.aten.flip, torch.ops.aten.roll, torch.ops.aten.index, torch.ops.aten.index_select)
 _MANY = 4096.0
 _WRITTEN = 8  # characters: numbers of a program's text are short, and computed ones are not
+_LOOKED_AT = 2**16  # numbers among which a count is looked for
 _COUNT = 1e-5  # relative: `count + 1e-8` is a count
 
 
@@ -41,6 +42,8 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         communicates: Whether ranks have talked to each other; nothing is said of a loss then, until the next batch.
         mixes: Whether samples were put in another order, as mixup does to combine each with another.
         kept: What the program keeps from batch to batch.
+        reduces: Whether the program itself sums or averages a statistic over ranks.
+        reduces_counts: Whether it does so with a whole number, which may be how many samples a sum is of.
     """
 
     def __init__(self) -> None:
@@ -48,6 +51,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._on = ExitStack()
         self._batch, self._samples = object(), 0
         self.kept = KeptTensors()
+        self.reduces = self.reduces_counts = False
         self.forget()
 
     def forget(self) -> None:
@@ -79,6 +83,10 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
             }
         self.communicates = True
         self.kept.forget()
+        if (one := torch_adapter.reduced()) is not None:
+            counts = one.detach().flatten()[:_LOOKED_AT].double().abs()
+            self.reduces |= one.is_floating_point()
+            self.reduces_counts |= bool(((counts > 0) & (counts == counts.round())).any())
 
     def next(self, batch: object, samples: int) -> None:
         """Pause for a new batch, and take what is left of those before for what the program keeps."""
