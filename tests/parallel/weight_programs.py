@@ -66,6 +66,15 @@ def fewer_samples_than_ranks() -> Result:
     return fit(net(), mean, batch_size=2)
 
 
+def sum_over_a_batch_of_fewer_samples_than_ranks() -> Result:
+    """A rank without samples is given one, and divides by their number: 1 is no guard there."""
+    return fit(
+        net(),
+        lambda m, x, y: F.kl_div(m(x).log_softmax(1), y.softmax(1), reduction="batchmean"),
+        batch_size=2,
+    )
+
+
 def one_sample_each_step() -> Result:
     return fit(net(), mean, batch_size=1)
 
@@ -314,6 +323,7 @@ EQUAL: dict[str, Callable[[], Result]] = {
     for f in (
         mean_with_parameter_term,
         fewer_samples_than_ranks,
+        sum_over_a_batch_of_fewer_samples_than_ranks,
         one_sample_each_step,
         output_changed_in_place,
         gradient_penalty,

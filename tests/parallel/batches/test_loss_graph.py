@@ -32,6 +32,7 @@ def counted(output: Tensor) -> Tensor:
         (lambda output: torch.stack([counted(output), output.square().mean()]).mean(), (3.0, 12.0)),
         (lambda output: torch.stack([counted(output), counted(output)]) @ torch.tensor([0.2, 0.8]), (3.0, 3.0)),
         (lambda output: (torch.stack([counted(output)] * 3) * WEIGHT[:, 0].softmax(0)).sum(), (3.0, 3.0, 3.0)),
+        (lambda output: (torch.stack([counted(output), output.mean()]) * WEIGHT[:2, 0] + SCALE).sum() / 2, (3.0, 12.0)),
         (lambda output: torch.cat([counted(output)[None], counted(output)[None]]).mean(), (3.0, 3.0)),
         (lambda output: output.square().mean(0).mean(), (12.0,)),
         (lambda output: (output * (TARGET >= 0)[:, None]).mean() / (TARGET >= 0).float().mean(), (9.0,)),

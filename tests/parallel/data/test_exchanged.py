@@ -61,3 +61,16 @@ def test_others_that_divide_by_nothing_say_nothing() -> None:
 
 def test_a_statistic_of_targets_is_found_where_samples_keep_their_order() -> None:
     assert off(lambda y: torch.arange(8), lambda output, y: F.mse_loss(output, y / y.std())) > 0.01
+
+
+def test_a_statistic_is_found_in_a_loss_of_terms_that_divide_by_different_counts() -> None:
+    """A mean over elements and one over features: with two samples the deviation has no second derivative."""
+
+    def spread(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(output, y) + F.relu(3 - output.var(0).sqrt()).mean()
+
+    def norms(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(output, y) + output.norm(dim=1).mean()
+
+    assert off(lambda y: torch.arange(8), spread) > 0.01
+    assert off(lambda y: torch.arange(8), norms) == 0

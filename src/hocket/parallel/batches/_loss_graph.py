@@ -236,6 +236,8 @@ def _parts(node: Any, samples: int | None) -> list[tuple[Any, float, torch.Tenso
                 divided = by.expand(size)
             else:
                 factors = factors * by.abs()
+        elif kind in ("Add", "Sub") and len(added := _of_samples(below)) == 1:  # `(losses * (-s).exp() + s).sum()`
+            rest = added[0]
         elif below is not node and kind not in SAME_VALUES:
             break
         else:
@@ -260,6 +262,11 @@ def _parts(node: Any, samples: int | None) -> list[tuple[Any, float, torch.Tenso
     if divided is None:  # the mean of sums over samples is a sum, whatever else it goes over
         return [(below, float(factors.mean()) * (size if node.name() in _MEANS else 1), None)]
     return [(below, f, d) for f, d in zip(factors.tolist(), divided, strict=True)]
+
+
+def _of_samples(node: Any) -> list[Any]:
+    """Return what an operator goes over that has a gradient, but for what is made of parameters alone."""
+    return [one for one, _ in node.next_functions if one is not None and not _of_parameters(one)]
 
 
 def _dotted(node: Any) -> tuple[torch.Tensor | None, Any]:

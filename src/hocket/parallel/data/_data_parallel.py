@@ -14,8 +14,8 @@ import torch
 
 from hocket.comm import torch_adapter
 
+from ..batches import BatchShard, divided_by, divisors, tensors_in
 from ..batches import batch as _batch
-from ..batches import divided_by, divisors, tensors_in
 from ..mesh import World
 from ..state import FlatBundles, broadcast_tensors, check_model, is_excluded, keepers
 from ._apart import Apart, look_apart
@@ -113,6 +113,7 @@ class DataParallel(torch.nn.Module):
         replicated = {name: parameter for name, parameter in module.named_parameters() if not is_excluded(parameter)}
         self._marks = ReplicaMarks(replicated)
         self._losses = LossWeights(world, self._marks)
+        _exchanged.reduces = _exchanged.reduces_counts = False
         self._numbers = SampleNumbers(world)
         self._draws: Draws | None = Draws((), 0)  # of the first forward pass; None once they were looked at
         self._replicated = list(replicated.values())
@@ -353,6 +354,9 @@ class DataParallel(torch.nn.Module):
             self._looks_again -= 1
             self._anew = False
         _exchanged.next(note, note.share.samples)
+        if note.share.uneven and _exchanged.reduces and not _exchanged.reduces_counts:
+            _exchanged.reduces = False
+            self._tell_reduced(note.share)
         if self._waits:
             _exchanged.follow((t for one in note.tensors if (t := one()) is not None), note.share.samples)
             _exchanged.begin()
@@ -360,6 +364,17 @@ class DataParallel(torch.nn.Module):
             self._numbers.look()
         if self._loss_reduction == "mean" and not self._crosses_ranks and not self._reducer.awaits_backward:
             self._reducer.set_weight(note.weight)
+
+    def _tell_reduced(self, share: BatchShard) -> None:
+        """Warn, on one rank, of statistics that the program sums over ranks without a count of samples."""
+        if self._world.rank == 0:
+            warnings.warn(
+                "the program sums over ranks by all_reduce, without a count beside it, and ranks have unlike numbers "
+                f"of samples (of a batch of {share.total} this one {share.samples}): a mean of their means is not that "
+                "of the batch. Take hocket.average of it, or sum it and a count, or choose a batch size that "
+                f"{share.world} divides and drop_last=True; a sum of which nothing is divided is right",
+                stacklevel=5,
+            )
 
     def batches_ended(self) -> None:
         """Look no more at what is computed: these are no batches of a loader."""
@@ -406,8 +421,8 @@ class DataParallel(torch.nn.Module):
             leaves, self._by_samples = self._by_samples, []
             self._tell_by_samples("the .grad that backward() gives an input", roots[0], leaves)
         if note.stated:
-            self._losses.check_alike(note.weight)
-            self._marks.compare(self._world)
+            self._losses.stated(roots[0], self._made, note.weight, note.share.samples)
+            self._anew |= self._losses.is_new and not self._looks
             self._weigh_uncounted(note, reducer, roots[0])
             return
         before = note.counted

@@ -21,7 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hocket.comm import torch_adapter
 
 from ..batches import divisors, mapped, tensors_in, terms
-from ._kept import KeptTensors, owned
+from ._kept import KeptTensors, owned, written
 
 _MOST_BYTES = 2**28
 """What other choices of samples may take: nothing is known of a loss whose operands are larger."""
@@ -31,6 +31,7 @@ _LOW = 5e-2
 _ORDERS = (torch.ops.aten.flip, torch.ops.aten.roll, torch.ops.aten.index, torch.ops.aten.index_select)
 _MANY = 4096.0
 _WRITTEN = 8  # characters: numbers of a program's text are short, and computed ones are not
+_LOOKED_AT = 2**16  # numbers among which a count is looked for
 _COUNT = 1e-5  # relative: `count + 1e-8` is a count
 
 
@@ -41,6 +42,8 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         communicates: Whether ranks have talked to each other; nothing is said of a loss then, until the next batch.
         mixes: Whether samples were put in another order, as mixup does to combine each with another.
         kept: What the program keeps from batch to batch.
+        reduces: Whether the program itself sums or averages a statistic over ranks.
+        reduces_counts: Whether it does so with a whole number, which may be how many samples a sum is of.
     """
 
     def __init__(self) -> None:
@@ -48,6 +51,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._on = ExitStack()
         self._batch, self._samples = object(), 0
         self.kept = KeptTensors()
+        self.reduces = self.reduces_counts = False
         self.forget()
 
     def forget(self) -> None:
@@ -79,17 +83,22 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
             }
         self.communicates = True
         self.kept.forget()
+        if (one := torch_adapter.reduced()) is not None:
+            counts = one.detach().flatten()[:_LOOKED_AT].double().abs()
+            self.reduces |= one.is_floating_point()
+            self.reduces_counts |= bool(((counts > 0) & (counts == counts.round())).any())
 
     def next(self, batch: object, samples: int) -> None:
         """Pause for a new batch, and take what is left of those before for what the program keeps."""
         if batch is self._batch:
             return  # another model has told of it
         self.end()
-        self._batch, self._samples, self._items, self._counts = batch, samples, {}, set()
         for one in list(owned):
             self._others.pop(one, None)
         computed = ((one, three) for one, (versions, *three) in self._others.items() if len(versions) == 2)
-        self.kept.keep(computed, samples)
+        depends = ((one, three) for one, three in computed if any(_unlike(one, other) for other in three))
+        self.kept.keep((one for one, three in depends if not _places(one, three, self._samples)), samples)
+        self._batch, self._samples, self._items, self._counts = batch, samples, {}, set()
         if self.communicates:
             others, own = self._others, self._own
             self.forget()
@@ -140,15 +149,15 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._counts.add(float(result))
         found = tensors_in(result)
         self.kept.read(func, given, tensors, found, followed, self._items)
-        self.kept.wrote(func, given)
-        if not others or any(len(one) != len(found) for one in others):
-            return result
-        for one, *three in zip(found, *others, strict=True):
+        same = bool(others) and all(len(one) == len(found) for one in others)
+        for one, *three in zip(found, *others, strict=True) if same else ():
             if self._affords(one):
                 now = _version(one)  # torch counts a change in place when this has returned: two versions
                 self._others[one] = [(now, now + func._schema.is_mutable), *three]
                 if len(followed) == 1 and one.dim() == followed[0].dim() == 0 and one is not followed[0]:
                     self._numbers[one] = followed[0], func, given
+        for one in written(func, given):
+            self.kept.wrote(one, _places(one, self._others.get(one, ())[1:], self._samples))
         return result
 
     def _of(self, one: torch.Tensor) -> Any:
@@ -198,7 +207,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if len({len(one) for one in counts}) > 1 or (stated and not counts[0]):
             return 0.0
         least = _TOLERANCES.get(self._lowest, _LOW)
-        if not all(map(_alike, counts)):
+        if not all(map(_alike, zip(*map(_shares, counts), strict=True))):
             off = _factors_off([[term.factor for term in terms(one, samples)] for one in four], counts)
             return off if off > least else 0.0
         by = [one[0] if one else 1.0 for one in counts]
@@ -261,6 +270,29 @@ def _choices(rows: torch.Tensor, samples: int) -> list[torch.Tensor]:
     return [rows[choice] for choice in (like_a + like_b, a + like_b, like_a + b)]
 
 
+def _unlike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    with torch_adapter.unsaved():
+        return one.shape != other.shape or not torch.equal(one.detach(), other.detach())
+
+
+def _places(one: torch.Tensor, three: Sequence[torch.Tensor], samples: int) -> set[int]:
+    """Return the dims in which a tensor has a place for each sample, as shows in what it is with other choices."""
+    found = set[int]()
+    with torch_adapter.unsaved():
+        for dim in (dim for dim, size in enumerate(one.shape) if size == samples):
+            choices = _choices(one.detach().movedim(dim, 0), samples)
+            others = [other.detach().movedim(dim, 0) for other in three if other.shape == one.shape]
+            if len(others) == 3 and all(map(_near, others, choices)):
+                found.add(dim)
+    return found
+
+
+def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    return bool((one - other).norm() <= _LOW * other.norm())
+
+
 def _sums(rows: torch.Tensor) -> torch.Tensor:
     rows = torch.view_as_real(rows.detach()) if rows.is_complex() else rows.detach()
     return rows.double().reshape(len(rows), -1).sum(1)
@@ -291,8 +323,12 @@ def _factors_off(factors: Sequence[Sequence[float]], counts: Sequence[Sequence[f
     return worst
 
 
-def _alike(counts: Sequence[float]) -> bool:
-    return all(one == counts[0] for one in counts)  # ranks compare what differs themselves
+def _shares(counts: Sequence[float]) -> list[float]:
+    return [one / (counts[0] or 1.0) for one in counts]
+
+
+def _alike(shares: Sequence[float]) -> bool:
+    return all(math.isclose(one, shares[0]) for one in shares)
 
 
 def _off(four: Sequence[float]) -> float:

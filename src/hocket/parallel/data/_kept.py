@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hocket.comm import torch_adapter
-
 from ..batches import tensors_in
 
 owned: Any = WeakTensorKeyDictionary()
@@ -45,23 +43,23 @@ class KeptTensors:
         self._from: Any = WeakTensorKeyDictionary()  # which of these a tensor is computed from
         self._samples = 0  # of this batch; 0 where nothing is followed
 
-    def wrote(self, func: Any, given: Any) -> None:
-        """Take notice that an operator has written what depends on samples."""
-        if func._schema.is_mutable:
-            for one in _targets(func, given):
-                self._written[one if one._base is None else one._base] = True
+    def wrote(self, one: torch.Tensor, places: set[int]) -> None:
+        """Take notice that what depends on samples was written to a tensor, with places for them in these dims."""
+        whole = one if one._base is None else one._base
+        self._written[whole] = places if whole.dim() == one.dim() else set()
 
-    def keep(self, computed: Iterable[tuple[torch.Tensor, Sequence[torch.Tensor]]], samples: int) -> None:
+    def keep(self, computed: Iterable[torch.Tensor], samples: int) -> None:
         """Begin a batch with what is left of those before.
 
         Args:
-            computed: What was computed from samples, and what others would have given.
+            computed: What depends on samples, and has no place for each.
             samples: How many this rank has now.
         """
-        left = [one for one, others in computed if any(_unlike(one, other) for other in others)]
+        left = list(computed)
+        left += [one for one, dims in self._written.items() if samples not in {one.shape[dim] for dim in dims}]
         self.forget()
         self._samples = samples
-        for one in (*left, *self._written.keys()):
+        for one in left:
             if one not in self._from:
                 self._add(one, kept=True)
 
@@ -74,7 +72,7 @@ class KeptTensors:
             one.is_meta or one.is_complex() or one.requires_grad or one in owned
         )
         self._from[one] = frozenset[int]()
-        if plain and self._samples not in one.shape and (kept or one.is_floating_point()):
+        if plain and (kept or (one.is_floating_point() and self._samples not in one.shape)):
             self._from[one] = frozenset([len(self._sizes)])
             self._sizes.append(Dependency(tuple(one.shape), _total(one), kept))
 
@@ -104,7 +102,7 @@ class KeptTensors:
         """
         if not self._samples:
             return
-        new = _targets(func, given) if func.overloadpacket in _REPLACING else []
+        new = written(func, given) if func.overloadpacket in _REPLACING else []
         for one in tensors:
             unknown = one not in self._from and all(one is not other for other in (*known, *new))
             if unknown and type(one) is torch.Tensor and one.numel() <= _MOST:
@@ -173,7 +171,8 @@ def _numbers(value: Any) -> list[float]:
     return [found for one in parts for found in _numbers(one)] if isinstance(parts, tuple | list) else []
 
 
-def _targets(func: Any, given: Any) -> list[torch.Tensor]:
+def written(func: Any, given: Any) -> list[torch.Tensor]:
+    """Return to what an operator writes, of what it was given, by place and by name."""
     args, kwargs = given
     found = []
     for i, said in enumerate(func._schema.arguments):
@@ -181,8 +180,3 @@ def _targets(func: Any, given: Any) -> list[torch.Tensor]:
         if said.is_write and isinstance(one, torch.Tensor):
             found.append(one)
     return found
-
-
-def _unlike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    with torch_adapter.unsaved():
-        return one.shape != other.shape or not torch.equal(one.detach(), other.detach())

@@ -105,6 +105,7 @@ class LossWeights:
         self._told_scales = False
         self._counts = False  # whether the loss has divided by something else than samples
         self._forms = set[frozenset[Any]]()  # of this rank's losses so far
+        self._fresh = False  # whether it has a new one that was not told to other ranks yet
         self.is_new = False  # whether some rank's loss has a form that it had not before, and is to be looked at again
         self._gathered = False  # whether the loop gathers what ranks' losses have in common
         self._one_by_one = False  # whether the loop adds up the losses of single samples
@@ -139,10 +140,27 @@ class LossWeights:
         wrong = _APART * self._parts.apart(note, part, self._marks.updates, anew=anew)
         wrong += self._parts.add(note, part, scales[0] if scales else 0.0, samples)
         self._looked_at += not 0 < part < 1
+        guard = samples > 0 and 1.0 in terms and guarded(loss, samples)
+        return self._weight_by(terms, samples, scales, wrong, guard, self._takes_form(loss, made, samples))
+
+    def stated(self, loss: torch.Tensor, made: set[int], weight: float, samples: int) -> None:
+        """Take notice of a loss of which the program has told the weight.
+
+        Raises:
+            RuntimeError: ranks count differently where the loop gathers, or their replicas differ; on every rank alike.
+        """
+        self.check_alike(weight)
+        self._fresh |= self._takes_form(loss, made, samples)
+        fresh = self._marks.compare(self._world, self._fresh)
+        self.is_new = bool(fresh)
+        self._fresh &= fresh is None
+
+    def _takes_form(self, loss: torch.Tensor, made: set[int], samples: int) -> bool:
+        """Return whether this rank's loss has a form that it had not before."""
         form = form_of(loss, made, samples)
         new = form not in self._forms
         self._forms.add(form)
-        return self._weight_by(terms, samples, scales, wrong, 1.0 in terms and guarded(loss, samples), new)
+        return new
 
     def check_first(
         self,
@@ -354,7 +372,7 @@ class LossWeights:
         single = float(votes > 0 and len(terms) % samples > 0 and (len(terms) > 1 or terms[0] % samples > 0))
         known = [size, size * size, float(not samples or len(terms) > 0), votes, single]
         mine = torch.cat([counts, counts.square(), counts * counts[0], torch.tensor(known, dtype=torch.float64)])
-        guards = [float(guard is True), float(guard is None), float(any(terms) and samples not in terms)]
+        guards = [float(guard is True), float(guard is None), float(votes > 0 and samples not in terms)]
         said = torch.tensor([float(new), *guards, scale, scale * scale, float(scale != 0), wrong], dtype=torch.float64)
         apart = mine * bool(guard)  # counts that may be none
         sums = torch.cat([mine - apart, apart, said, self._marks.numbers()]).to(self._world.device)

@@ -62,19 +62,23 @@ class ReplicaMarks:
         """How often the optimizers have updated."""
         return sum(updates for _, (updates,) in self._optimizers)
 
-    def compare(self, world: World) -> None:
+    def compare(self, world: World, more: float = 0.0) -> float | None:
         """Compare in a sum of their own, in the calls that are powers of two and in every 32nd; a collective operation.
+
+        Returns:
+            The sum of `more` over ranks; None in other calls.
 
         Raises:
             RuntimeError: See `check`.
         """
         self._passes += 1
         if self._passes % 32 and self._passes & (self._passes - 1):
-            return
-        sums = self.numbers().to(world.device)
+            return None
+        sums = torch.cat([self.numbers(), torch.tensor([more], dtype=torch.float64)]).to(world.device)
         with comm.label("replicas compared"):
             world.all_reduce(sums)
-        self.check(sums, world)
+        self.check(sums[:-1], world)
+        return float(sums[-1])
 
     def numbers(self) -> torch.Tensor:
         """Return this rank's marks, to be summed over ranks: float64 of SIZE elements."""
