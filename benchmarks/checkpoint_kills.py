@@ -225,9 +225,9 @@ def damage(folder: Path, each: int, seed: int, plans: list[str]) -> Counter[str]
     for number, name in enumerate(plans, 1):
         ranks = PLANS[name][0]
         numbered.fill(number)
-        numbered.trainer.save(folder / "source")
+        numbered.trainer.save(folder / "numbered")
         path = folder / f"damaged{number}"
-        run_ranks(save_and_die, ranks, name, str(folder / "source"), str(path), 1.0, [], timeout_s=120)
+        run_ranks(save_and_die, ranks, name, str(folder / "numbered"), str(path), 1.0, [], timeout_s=120)
         found += run_ranks(load_damaged, ranks, name, str(path), each, seed + number, timeout_s=600)[0]
     return found
 

@@ -214,6 +214,19 @@ def test_doctor_says_what_to_do_when_something_is_wrong(monkeypatch: pytest.Monk
     assert "load 1000.0" in found["cores"].found
 
 
+def test_a_working_directory_that_was_removed_is_one_error(
+    hocket: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    done = hocket("plan", "edsr", "-n", "4")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        2, "hocket plan: the working directory was removed: cd to another, or into the one that has its name now",
+    )  # fmt: skip
+    assert "plan" in hocket("--help").stdout
+
+
 def test_a_name_that_is_too_long_is_one_error(hocket: Command) -> None:
     for words in (["explain", "a" * 300], ["plan", "gpt-7b", "-n", "2", "--cluster", "lassen", "-o", "a" * 300]):
         done = hocket(*words)

@@ -67,6 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     asked = next((word for word in words if not word.startswith("-")), None)
     _open_closed()
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # libraries would end in messages of their own: relative paths lead nowhere
+        if asked:
+            bad_input(asked, "the working directory was removed: cd to another, or into the one that has its name now")
     if arguments is None:
         if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may have what its encoding has not
             sys.stdout.reconfigure(errors="replace")

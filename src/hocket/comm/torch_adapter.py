@@ -64,14 +64,14 @@ all_gather_single: Any = _public.all_gather_single
 reduce_scatter_single: Any = _public.reduce_scatter_single
 
 
-def process_group_gloo(store: Any, rank: int, size: int, timeout: Any, loopback: bool = False) -> Any:
-    """Return a bare Gloo backend, on this host's loopback addresses only if asked for."""
-    if loopback:
+def process_group_gloo(store: Any, rank: int, size: int, timeout: Any, address: str | None = None) -> Any:
+    """Return a bare Gloo backend, at this address of this host if one is given."""
+    if address is not None:
         options = _any.ProcessGroupGloo._Options()
-        options._devices, options._timeout = [_any.ProcessGroupGloo.create_device(hostname="127.0.0.1")], timeout
+        options._devices, options._timeout = [_any.ProcessGroupGloo.create_device(hostname=address)], timeout
         options._threads = 2  # as torch has it
         engine = _any.ProcessGroupGloo(store, rank, size, options)
-    else:  # which looks at GLOO_SOCKET_IFNAME
+    else:  # which looks at GLOO_SOCKET_IFNAME, then at the host's name
         engine = _any.ProcessGroupGloo(store, rank, size, timeout=timeout)
     if not HAS_HOOKS:  # torch >= 2.14 counts from 0 by itself
         engine._set_sequence_number_for_group()

@@ -64,6 +64,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Go on, or keep the beginning."""
+        self._preemption.begun = True  # also where no epoch is left
         if exists(self._path, self._world):
             self._load(read_objects(self._path, self._world))
         else:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from hocket.comm.engines._gloo import _take_no_more
+from hocket.comm.engines._gloo import _own_address, _take_no_more
 
 
 def test_a_listening_socket_is_closed_its_connections_go_on_and_its_number_stays_in_use() -> None:
@@ -24,3 +24,49 @@ def test_a_listening_socket_is_closed_its_connections_go_on_and_its_number_stays
                 assert waiting.poll(0.05) == []  # whose thread would turn round and round
                 waiting.unregister(number)  # as Gloo does when it ends
                 os.fstat(number)
+
+
+class _Routed:
+    """A socket of a host, all of whose routes lead out by one interface; nobody else knows of its name."""
+
+    def __init__(self, *_: object) -> None:
+        self.there = ""
+
+    def bind(self, there: tuple[str, int]) -> None:
+        if there[0] == "10.7.0.1":
+            raise OSError("Cannot assign requested address")
+
+    def connect(self, there: tuple[str, int]) -> None:
+        self.there = there[0]
+
+    def getsockname(self) -> tuple[str, int]:
+        return (self.there if self.there.startswith("127.") else "10.9.0.1", 5)
+
+    def __enter__(self) -> "_Routed":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("named", "master", "own"),
+    [
+        ("10.8.0.1", "10.9.0.2", None),  # as Gloo finds it itself
+        ("127.0.1.1", "10.9.0.2", "10.9.0.1"),  # as in Debian's /etc/hosts
+        ("127.0.1.1", "here", "10.9.0.1"),
+        ("10.7.0.1", "10.9.0.2", "10.9.0.1"),  # as it was once, or elsewhere
+        ("127.0.1.1", "127.0.0.1", None),  # all ranks are on this host
+    ],
+)
+def test_a_host_whose_name_is_of_loopback_is_reached_at_an_address_that_others_have(
+    named: str, master: str, own: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolved(name: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        return [(socket.AF_INET, None, None, "", (named if name == "here" else name, 9))]
+
+    monkeypatch.setattr(socket, "gethostname", lambda: "here")
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    monkeypatch.setattr(socket, "socket", _Routed)
+    monkeypatch.setenv("MASTER_ADDR", master)
+    assert _own_address() == own

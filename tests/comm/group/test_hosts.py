@@ -4,8 +4,10 @@ import gc
 import os
 import signal
 import sys
+import threading
 import time
 from datetime import timedelta
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -478,4 +480,23 @@ def test_a_store_of_the_programs_own_that_cannot_be_cloned_hinders_nothing(monke
         return 7
 
     monkeypatch.setattr(_hosts, "_PATIENCE", timedelta(0))
-    assert _hosts.while_all_live(made_late, object(), "own", 0, [0], {}, None) == 7
+    assert _hosts.while_all_live(made_late, object(), "own", 0, [0], {}, None, timedelta(seconds=20)) == 7
+
+
+def test_who_cannot_connect_is_told_to_all_and_who_hears_nothing_waits_no_longer_than_its_time_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused() -> None:
+        raise RuntimeError("Connection refused")
+
+    monkeypatch.setattr(_hosts, "_PATIENCE", timedelta(0))
+    monkeypatch.setattr(_hosts, "_GRACE_S", 0.0)
+    store, alone = dist.HashStore(), threading.Event().wait
+    make = partial(_hosts.while_all_live, name="own", global_ranks=[0, 1], processes={}, dead=None)
+    first = "rank 0 cannot make group 'own': Connection refused"
+    with pytest.raises(CommError, match=f"^{first}"):
+        make(refused, store, rank=0, timeout=timedelta(seconds=20))
+    with pytest.raises(CommError, match=f"^rank 1 cannot make group 'own', since {first}"):
+        make(alone, store, rank=1, timeout=timedelta(seconds=20))
+    with pytest.raises(CommError, match="^rank 1 cannot make group 'own': after . s not all ranks are connected"):
+        make(alone, dist.HashStore(), rank=1, timeout=timedelta(seconds=0.3))

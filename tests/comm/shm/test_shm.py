@@ -1,5 +1,9 @@
 """Every collective of the shared-memory transport against its definition, ranks as threads."""
 
+import socket
+from pathlib import Path
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +12,7 @@ from hypothesis import strategies as st
 from torch.distributed import ReduceOp
 
 from hocket import comm
+from hocket.comm.shm import host_identity
 from hocket.comm.shm._sizes import CPU_SIZES
 from hocket.comm.transport._errors import CollectiveMismatchError, CollectiveTimeoutError, CommError
 from hocket.comm.transport._reduce import reducer
@@ -266,3 +271,8 @@ def test_inference_mode_does_not_leak_into_later_operations(registered):
     expected = outside[0] + outside[1]
     world.values(lambda r, t: t.all_reduce(outside[r], op, TIMEOUT_S))
     assert torch.equal(outside[0], expected)
+
+
+def test_a_host_that_hides_its_boot_s_number_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", mock.Mock(side_effect=FileNotFoundError("/proc/sys")))
+    assert host_identity().startswith(f"{socket.gethostname()}:")

@@ -182,6 +182,7 @@ def test_objects_that_a_preempted_run_has_kept_can_be_had(tmp_path: Path, monkey
         with pytest.raises(CheckpointError, match=r"can run code \(pathlib\.\w+\); .* weights_only=False to .*resume"):
             resume()
         assert resume(weights_only=False)["best"] == tmp_path
+        _preemption._listening.clear()  # the next is another program
 
 
 class Saver:
@@ -231,12 +232,21 @@ def test_a_link_that_leads_nowhere_is_no_new_beginning(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["latest"]
 
 
-def test_what_cannot_be_resumed_is_said_at_once(tmp_path: Path) -> None:
+def test_what_cannot_be_resumed_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _, loader = hocket.distribute(nn.Linear(4, 1), None, DataLoader(TensorDataset(torch.zeros(8, 4))))
     with pytest.raises(TypeError, match="best=float has no state_dict; keep plain values by extra="):
         hocket.resume(tmp_path / "checkpoint", loader, model=model, best=1.0)
     with pytest.raises(TypeError, match=r"pass the loader that hocket\.distribute has returned"):
         hocket.resume(tmp_path / "checkpoint", [1], model=model)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    other = nn.Linear(4, 1)
+    trainer = hocket.Trainer(other, nn.functional.mse_loss, torch.optim.SGD(other.parameters(), lr=0.1))
+    for _ in range(2):  # the second takes the place of the first
+        hocket.resume(tmp_path / "checkpoint", loader, model=model)
+    with pytest.raises(CheckpointError, match="which has not trained yet, and a signal would save one of the two"):
+        trainer.resume(tmp_path / "other")
+    next(iter(loader))
+    trainer.resume(tmp_path / "other")
 
 
 def test_the_trainers_checkpoint_is_named_as_such(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -422,6 +423,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_not_mixed_with_the_ne
     def verify_and_replace(self: Any, *args: Any) -> None:
         found(self, *args)
         monkeypatch.setattr(_manifest.Manifest, "verify", found)
+        _lock._savers.clear()  # as of another program
         other.trainer.save(tmp_path / "ck")
 
     found = _manifest.Manifest.verify
@@ -443,6 +445,31 @@ def test_two_programs_that_save_to_one_path_are_told_so_where_no_lock_keeps_them
     monkeypatch.setattr(_manifest.Manifest, "write", save_and_write)
     with pytest.raises(CheckpointError, match="another program saves to the same path"):
         one.trainer.save(tmp_path / "ck")
+
+
+def test_trainers_of_a_program_or_of_other_models_lose_no_checkpoint_of_each_other(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ck, one, other, same = tmp_path / "ck", Moments(), Moments(3), Moments()
+    one.trainer.save(ck)
+    with pytest.raises(CheckpointError, match="another Trainer of this program has saved there"):
+        other.trainer.save(ck)
+    same.trainer.load(ck)
+    same.fill(4)
+    same.trainer.save(ck)  # goes on from there
+    with pytest.raises(CheckpointError, match="another Trainer of this program has saved there"):
+        one.trainer.save(ck)
+    assert "kept" not in capfd.readouterr().err
+    del one, same
+    other.trainer.save(ck)
+    (kept,) = tmp_path.glob("ck.kept-*")
+    assert f"{ck} was of another model: it is kept as {kept.name}" in capfd.readouterr().err
+    assert hocket.read_state_dict(kept)["0.bias"].unique().tolist() == [4]
+    assert len(hocket.read_state_dict(ck)) == 6
+    del other
+    gc.collect()
+    Moments(3).trainer.save(ck)  # as the next run does that begins anew
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 _SAVES = """

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import functools
 import hmac
+import ipaddress
 import os
 import re
 import secrets
@@ -31,6 +32,7 @@ _LOOK_S: Final = 0.3
 _GRACE_S: Final = 2.0  # for the thread that waits to tell that a message was whole when its connection ended
 
 _END_S: Final = 1.0
+_LOOPBACK: Final = "127.0.0.1"
 _connected: "weakref.WeakSet[Gloo]" = weakref.WeakSet()
 _ending, _ended = threading.Event(), threading.Event()
 
@@ -60,6 +62,33 @@ def _end_all() -> None:
     if _connected and _ender().is_alive():  # a forked child does not have it
         _ending.set()
         _ended.wait(_END_S)
+
+
+def _own_address() -> str | None:
+    """Return this host's address towards others where its name has none but loopback, as Debian's /etc/hosts has it.
+
+    None where Gloo's own choice, the address of the name, serves. Asked for are the interface that leads to rank 0 and,
+    on the host that has that name itself, that of the default route.
+    """
+    name, place = socket.gethostname(), os.environ.get("MASTER_ADDR", _LOOPBACK)
+    with contextlib.suppress(OSError):
+        family, *_, there = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(there)  # else Gloo, too, goes to loopback
+            if not _is_loopback(there[0]):
+                return None
+    for other in (place, "192.0.2.1", "2001:db8::1") if place == name else (place,):  # RFC 5737, RFC 3849: nobody's
+        with contextlib.suppress(OSError):
+            family, *_, there = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(there)  # sends nothing
+                if not _is_loopback(address := probe.getsockname()[0]):
+                    return str(address)
+    return None
+
+
+def _is_loopback(address: Any) -> bool:
+    return ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
 
 
 class Gloo:
@@ -111,9 +140,17 @@ class Gloo:
             if self._engine is None:
                 if not torch.distributed.is_gloo_available():
                     raise RuntimeError("the hocket backend needs Gloo inside torch; this build of torch has none")
-                loopback = self.loopback and "GLOO_SOCKET_IFNAME" not in os.environ
+                address = None if "GLOO_SOCKET_IFNAME" in os.environ else _LOOPBACK if self.loopback else _own_address()
                 before = _sockets()
-                engine = c10d.process_group_gloo(self._store, self._rank, self._size, self._timeout, loopback)
+                try:
+                    engine = c10d.process_group_gloo(self._store, self._rank, self._size, self._timeout, address)
+                except RuntimeError as error:
+                    if address is not None or "connecting" not in str(error):
+                        raise
+                    raise RuntimeError(
+                        f"{error}. Hosts connect by the address of their names, or of the interface that "
+                        "GLOO_SOCKET_IFNAME names: set it on each to one that leads to the others"
+                    ) from error
                 listening, connected = (now - then for now, then in zip(_sockets(), before, strict=True))
                 for descriptor in connected:
                     with socket.socket(fileno=os.dup(descriptor)) as one:

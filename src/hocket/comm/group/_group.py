@@ -71,6 +71,7 @@ class HocketGroup(Collectives):
             self._global_ranks,
             processes,
             dead,
+            timeout,
         )
         self._channel = channel
         self._runner = Runner(self._name, size, channel, timeout)

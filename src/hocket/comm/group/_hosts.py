@@ -1,5 +1,6 @@
 """Chooses the transport of a group: one host, several hosts with several ranks each, or an engine for all."""
 
+import contextlib
 import logging
 import os
 import time
@@ -41,6 +42,7 @@ _GRACE_S: Final = 1.0
 _ANSWER_S: Final = 3.0  # for the store
 _DEAD: Final = b"died"
 _DIED: Final = "hocket/died"
+_FAILED: Final = "hocket/failed"
 
 T = TypeVar("T")
 
@@ -210,23 +212,26 @@ def while_all_live(
     global_ranks: Sequence[int],
     processes: Mapping[int, int],
     dead: Callable[[], set[int]] | None,
+    timeout: timedelta,
 ) -> T:
     """Return what `make` returns, which waits for the other ranks; it runs in a thread, and this one looks meanwhile.
 
     Ranks see by the `processes` of their host, or by their connections in the world (`dead`, as for `find_hosts`), that
-    one has died, and tell the others in the store.
+    one has died, and tell the others in the store, as who fails does. All have come, so that nobody waits for longer
+    than the `timeout`: torch waits without end where the store has gone.
 
     Raises:
         PeerDiedError: a rank has died before all had made the group.
-        CommError: an engine could not connect the ranks.
+        CommError: an engine could not connect the ranks, here or elsewhere.
     """
+    where, said = f"rank {global_ranks[rank]} cannot make group {name!r}", ""
     living, lost = Liveness(), set[int]()
     beside: Any = None  # a store of one connection answers one thread at a time
 
     def look() -> None:
         try:
             c10d.ask(look_there, _ANSWER_S)
-        except PeerDiedError:
+        except CommError:
             raise
         except Exception as trouble:  # the store is gone or stands still, or is a program's own, which has no clone
             log.debug("group %s: the store does not tell who has died: %s", name, trouble)
@@ -245,6 +250,8 @@ def while_all_live(
                 r,
                 (global_ranks[r],),
             )
+        if not said and beside.check([_FAILED]):
+            raise CommError(f"{where}, since {beside.get(_FAILED).decode()}")
 
     try:
         for r, process in processes.items():
@@ -256,20 +263,28 @@ def while_all_live(
                 except OSError as error:
                     log.debug("group %s: rank %d cannot be watched: %s", name, r, error)
         made = c10d.begun(make)
-        end_s = time.monotonic() + _PATIENCE.total_seconds()
+        begin_s = time.monotonic()
+        look_s, end_s = (begin_s + _PATIENCE.total_seconds() + more for more in (0.0, timeout.total_seconds()))
         while not wait([made], _LOOK_S).done:
             if time.monotonic() > end_s:
+                waited = f"{time.monotonic() - begin_s:.0f} s"
+                raise CommError(f"{where}: after {waited} not all ranks are connected; others may say why")
+            if time.monotonic() > look_s:
                 look()
         trouble = made.exception()
         if isinstance(trouble, RuntimeError | OSError) and not isinstance(
             trouble, CollectiveTimeoutError | PeerDiedError
         ):
-            end_s = time.monotonic() + _GRACE_S  # a connection ends before the process does
+            said = str(trouble) if isinstance(trouble, CommError) else f"{where}: {trouble}"
+            with contextlib.suppress(Exception):  # the store is gone
+                c10d.ask(lambda: store.clone().set(_FAILED, said), _ANSWER_S)
+            # A connection ends before the process does; and others who have not begun to look would not find the store.
+            end_s = max(time.monotonic(), look_s) + _GRACE_S
             while time.monotonic() < end_s:
                 look()
                 time.sleep(_LOOK_S)
             if not isinstance(trouble, CommError):
-                raise CommError(f"rank {global_ranks[rank]} cannot make group {name!r}: {trouble}") from trouble
+                raise CommError(said) from trouble
         return made.result()
     finally:
         living.close()

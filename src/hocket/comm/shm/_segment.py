@@ -8,6 +8,7 @@ import contextlib
 import mmap
 import os
 import secrets
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,7 +77,9 @@ def host_identity() -> str:
 
     HOCKET_HOST, if set, is part of it: emulated hosts of one machine are told apart by it.
     """
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    boot = socket.gethostname()  # where a container hides /proc/sys
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}:{os.readlink('/proc/self/ns/pid')}:{os.environ.get('HOCKET_HOST', '')}"
 
 

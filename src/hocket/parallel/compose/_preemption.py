@@ -1,6 +1,7 @@
 """A job that is told to end (time limit, preemption) saves a checkpoint first, after the same step on all ranks."""
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -9,16 +10,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
+from weakref import WeakSet
 
 from ..batches import SharedLoader
 from ..mesh import World
-from ..state import lock_until_exit
+from ..state import CheckpointError, alike, lock_until_exit
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)  # of launchers and of Slurm; the latter as --signal=USR1@90 says
 SAVED: Final = 75  # exit status: EX_TEMPFAIL of <sysexits.h>, "try again later"
 _SAVED_FILE = "HOCKET_SAVED_FILE"  # where the launcher looks whether its ranks have ended so; beside it, it tells
 _EVERY_S = 0.25  # between two questions to all ranks
 _MOST_STEPS = 32  # as many steps at most: they may become longer
+_listening: WeakSet["Preemption"] = WeakSet()
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    del frame
+    for one in _listening:
+        one.told = number
 
 
 class Preemption:
@@ -31,27 +40,35 @@ class Preemption:
 
     Raises:
         ValueError: This is not the main thread, the only one that hears of signals.
-        CheckpointError: Another program that runs saves to the path.
+        CheckpointError: Another program that runs saves to the path; or something else of this one, which has not
+            begun either, is to be resumed: between whose batches both are saved, nobody has said.
     """
 
     def __init__(self, world: World, path: Path, save: Callable[[], None]) -> None:
         lock_until_exit(path, world)
+        with alike(world):
+            if world.rank == 0 and _waiting():
+                gc.collect()  # one that was replaced may be in a cycle
+            if world.rank == 0 and _waiting():
+                raise CheckpointError(
+                    "resume was called for something else of this program, which has not trained yet, and a signal "
+                    "would save one of the two: keep both by one hocket.resume(path, loader, one=..., other=...) "
+                    "around loops of your own, or call this resume when that one has trained"
+                )
         self.inside = False  # whether batches of a loader are being taken
         self._world = world
         self._path = path
         self._save = save
-        self._told = 0
+        self.begun = False  # whether there was a batch after which it could save
+        self.told = 0
         self._calls = self._due = 0
         self._apart = 1  # calls between the last two questions
         self._asked_s = time.monotonic()
         for number in SIGNALS:
-            signal.signal(number, self._note)
+            signal.signal(number, _note)
+        _listening.add(self)
         if os.path.exists(f"{os.environ.get(_SAVED_FILE, '')}.told"):  # before anybody here listened
-            self._told = signal.SIGUSR1
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        self._told = number
+            self.told = signal.SIGUSR1
 
     def batches(self, shared: SharedLoader) -> Iterator[Any]:
         """Yield a loader's batches of an epoch; what the program does with one is done before anything is saved.
@@ -74,11 +91,12 @@ class Preemption:
         Raises:
             SystemExit: One was told to end, and the checkpoint is written.
         """
+        self.begun = True
         self._calls += 1
         if self._calls <= self._due:
             return
         now_s = time.monotonic()
-        told = self._world.from_all((self._told, (now_s - self._asked_s) / self._apart))
+        told = self._world.from_all((self.told, (now_s - self._asked_s) / self._apart))
         self._asked_s = now_s
         slowest_s = max(seconds for _, seconds in told)
         # The first step may be short or long as no other is: from one call to many in doublings.
@@ -98,3 +116,7 @@ class Preemption:
         with contextlib.suppress(OSError):
             Path(file).write_text(name)
         raise SystemExit(0)
+
+
+def _waiting() -> bool:
+    return any(not one.begun for one in _listening)

@@ -84,6 +84,7 @@ def resume(
         generators = world.from_all([state_of(one) for one in own_generators(*inner)])
         write_objects(path, {**state, "generators": generators, "marks": _marks(objects, modules)}, world)
 
+    loader.between = None
     preemption = Preemption(world, path, save)
 
     def between() -> None:

@@ -426,7 +426,7 @@ class Trainer:
         there = checkpoint.exists(Path(path), self._mesh.whole)
         found = self.load(path, weights_only=weights_only) if there else None
         checkpoint.check_place(Path(path), self._mesh.whole)
-        given = extra or (lambda: None)
+        given, self._preemption = extra or (lambda: None), None
         self._preemption = Preemption(self._mesh.whole, Path(path), lambda: self.save(path, given()))
         return found
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import gc
 import os
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+from weakref import WeakSet
 
 from ..mesh import World
 from ._manifest import CheckpointError, alike
@@ -17,6 +20,7 @@ from ._manifest import CheckpointError, alike
 _LEASE_S = 100.0  # NFS takes back the locks of a host that has died after 90 s; a run that goes on elsewhere waits
 _held: dict[Path, int] = {}  # by the lock's path, its descriptor
 _used: set[Path] = set()  # locks under which this program has saved
+_savers: dict[Path, WeakSet[Any]] = {}  # by the lock's path, who of this program goes on from what is saved there
 
 
 @contextmanager
@@ -52,6 +56,35 @@ def lock_until_exit(path: Path, world: World) -> None:
                         f"does not run, remove {lock}"
                     )
                 time.sleep(1.0)
+
+
+def goes_on(path: Path, saver: Any) -> bool:
+    """Return whether what is at `path` is this one's, saved or loaded by it, so that its next save loses nothing.
+
+    Raises:
+        CheckpointError: It is another one's of this program, which is still in use.
+    """
+    savers = _savers.get(_lock_of(path), WeakSet())
+    if saver in savers:
+        return True
+    if len(savers):
+        gc.collect()  # one that was replaced may be in a cycle
+        if len(savers):
+            raise CheckpointError(
+                "another Trainer of this program has saved there, and its checkpoint would be lost: give each its own "
+                "path, or load that one first"
+            )
+    return False
+
+
+def saved(path: Path, saver: Any) -> None:
+    """Note that this one has saved there, and replaced what was others'."""
+    _savers[_lock_of(path)] = WeakSet([saver])
+
+
+def loaded(path: Path, saver: Any) -> None:
+    """Note that this one goes on from there, too."""
+    _savers.setdefault(_lock_of(path), WeakSet()).add(saver)
 
 
 def _taken(lock: Path) -> str | None:

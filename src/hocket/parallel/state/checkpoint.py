@@ -6,7 +6,9 @@ import io
 import math
 import os
 import shutil
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 
 from ..batches import RngStates, tensors_in
 from ..mesh import World
-from ._lock import locked
+from ._lock import goes_on, loaded, locked, saved
 from ._manifest import ABOUT, EXTRA, MANIFEST, MODEL, OPTIMIZER, CheckpointError, Manifest, alike, is_whole
 from ._owned import Owned
 from ._replace import beside, fresh, fresh_token, replace, standing
@@ -74,11 +76,12 @@ def write(
     about = {**about, "optimizer_scalars": everywhere, "random": states, "groups": _settings(optimizer)}
     about |= {"optimizer": type(optimizer).__name__, "members": outline.groups, "keys": outline.keys}
     others: dict[str, io.BytesIO] = {}
-    new, made = fresh(path, world.from_root(fresh_token())), False
+    new, made, kept = fresh(path, world.from_root(fresh_token())), False, None
     try:
         with locked(path, world):
             with alike(world):
                 if world.rank == 0:
+                    kept = None if goes_on(path, optimizer) else _of_another_model(path, outline)
                     others = {ABOUT: _pickled(about, "what it keeps"), EXTRA: _pickled(extra, "`extra`")}
                     make_space(path, new)
             made = True
@@ -88,7 +91,11 @@ def write(
             with alike(world):
                 if world.rank == 0:
                     Manifest(written).write(new)
+                    if kept is not None:
+                        path.rename(kept)
+                        print(f"hocket: {path} was of another model: it is kept as {kept.name}", file=sys.stderr)
                     replace(new, path)
+                    saved(path, optimizer)
     except CheckpointError as error:
         removed = made and not new.is_dir()
         if world.rank == 0:
@@ -96,6 +103,17 @@ def write(
         why: object = f"{new.name!r}, which it was written to, was removed: another program saves to the same path, say"
         why = why if world.from_root(removed) else error
         raise CheckpointError(f"the checkpoint {said!r} cannot be written: {why}") from None
+
+
+def _of_another_model(path: Path, outline: ModelOutline) -> Path | None:
+    """Return where to keep a checkpoint that this model cannot load: its run's only one, which nobody gave up."""
+    from ._reader import CheckpointReader  # lazy: it takes a second
+
+    with suppress(CheckpointError):  # there is none, or a damaged one
+        reader = CheckpointReader(path)
+        if ".metadata" not in reader.manifest.files or reader.tensors(MODEL) != outline.tensors:
+            return path.with_name(f"{path.name}.kept-{fresh_token()}")
+    return None
 
 
 def exists(path: Path, world: World) -> bool:
@@ -244,6 +262,7 @@ def read(
                 fitted = {k: v.to(item.leaf.device) if isinstance(v, torch.Tensor) else v for k, v in fitted.items()}
             optimizer.state[item.leaf] = fitted
     set_random_state(about["random"][world.rank % len(about["random"])])
+    loaded(path, optimizer)
     return about, extra
 
 
