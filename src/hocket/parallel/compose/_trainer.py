@@ -211,8 +211,10 @@ class Trainer:
             StageError: a stage of the pipeline has failed, on every rank; without a pipeline ranks get a CommError
                 that has the error of the one that has failed.
         """
-        if self._preemption is not None and not self._preemption.inside:
-            self._preemption.check()
+        if self._preemption is not None:
+            if not self._preemption.inside:
+                self._preemption.check()
+            self._preemption.in_hand = False
         self._check_known()
         # Where synchronisation is relaxed, not all workers may get a batch.
         with self._errors.told() if self._relaxation is None else nullcontext():
