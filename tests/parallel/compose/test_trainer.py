@@ -127,6 +127,8 @@ def test_an_optimizer_that_needs_whole_parameters_is_refused_where_they_are_divi
     optimizer = torch.optim.LBFGS(model.parameters())
     with pytest.raises(ValueError, match="LBFGS is not known to work so. Use one of ASGD, Adadelta"):
         hocket.Trainer(model, loss_fn, optimizer, Plan(shard="optimizer"))
+    with pytest.raises(ValueError, match=r"LBFGS computes the loss several times .*: keep your loop"):
+        hocket.Trainer(model, torch.nn.functional.mse_loss, optimizer)
 
 
 def test_the_launcher_s_plan_is_taken_up_or_refused_by_a_loop_of_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
