@@ -316,6 +316,55 @@ def test_generators_that_a_model_has_of_its_own_go_on_where_they_stopped(
             signal.signal(number, handler)
 
 
+class Told(TensorDataset):
+    """Has the program told to end while a sample is loaded."""
+
+    left = 0  # samples until then
+
+    def __getitem__(self, index: int) -> Any:
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return super().__getitem__(index)
+
+
+def _in_turn(path: Path, turns: str, told: int, *, resume: bool = True) -> list[float]:
+    """Return losses of steps on the batches of two loaders, as `zip` gives them, or two of the second to one."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1).double()
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.05))
+    sets = [Told(torch.randn(n, 4, dtype=torch.float64), torch.randn(n, 1, dtype=torch.float64)) for n in (24, 48)]
+    sets[0].left = told
+    one, other = (DataLoader(data, batch_size=4, shuffle=True) for data in sets)
+    losses: list[float] = []
+    if resume:
+        trainer.resume(path)
+    with contextlib.suppress(SystemExit):
+        if turns == "zip":
+            for pair in zip(trainer.batches(one), trainer.batches(other), strict=False):
+                losses += [float(trainer.step(batch)) for batch in pair]
+        else:
+            inner = iter(trainer.batches(other))
+            for batch in trainer.batches(one):
+                losses.append(float(trainer.step(batch)))
+                losses += [float(trainer.step(next(inner))) for _ in range(2)]
+    return losses
+
+
+@pytest.mark.parametrize("turns", ["zip", "next"])
+def test_no_batch_of_two_loaders_is_lost(turns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_preemption, "_EVERY_S", 0.0)
+    handlers = {number: signal.getsignal(number) for number in _preemption.SIGNALS}
+    try:
+        whole = _in_turn(tmp_path, turns, 0, resume=False)
+        begun = _in_turn(tmp_path / "checkpoint", turns, 11)
+        assert 0 < len(begun) < len(whole)
+        assert begun + _in_turn(tmp_path / "checkpoint", turns, 0) == whole
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
 def test_a_checkpoint_of_a_loop_is_named_as_such(tmp_path: Path) -> None:
     write_objects(tmp_path / "checkpoint", {"n": 1}, current(None))
     model = nn.Linear(4, 1)

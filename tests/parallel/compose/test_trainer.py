@@ -127,6 +127,8 @@ def test_an_optimizer_that_needs_whole_parameters_is_refused_where_they_are_divi
     optimizer = torch.optim.LBFGS(model.parameters())
     with pytest.raises(ValueError, match="LBFGS is not known to work so. Use one of ASGD, Adadelta"):
         hocket.Trainer(model, loss_fn, optimizer, Plan(shard="optimizer"))
+    with pytest.raises(ValueError, match=r"LBFGS computes the loss several times .*: keep your loop"):
+        hocket.Trainer(model, torch.nn.functional.mse_loss, optimizer)
 
 
 def test_the_launcher_s_plan_is_taken_up_or_refused_by_a_loop_of_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +248,11 @@ def test_a_divided_model_is_examined_on_a_few_samples(
 
 
 def _epochs(path: Path, kind: str, stop: int | None, *, resumed: bool) -> list[float]:
-    """Return the losses of four epochs, of which each has a loader of its own, or the last two have another one."""
+    """Return the losses of four epochs that end with a checkpoint after `stop` steps, or after minus `stop` epochs.
+
+    Each has a loader of its own; or the last two have another one; or two are taken in turn, of which one is longer; or
+    the loop leaves each epoch early.
+    """
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(44, 4), torch.randn(44, 1))
     model = torch.nn.Linear(4, 1)
@@ -256,17 +262,44 @@ def _epochs(path: Path, kind: str, stop: int | None, *, resumed: bool) -> list[f
     torch.manual_seed(7 if resumed else 0)
     first = trainer.load(path)["epoch"] if resumed else 0
     for epoch in range(first, 4):
-        own = kind == "own"
-        for batch in trainer.batches(DataLoader(data, batch_size=8, shuffle=True) if own else held[epoch // 2]):
-            losses.append(float(trainer.step(batch)))
+        taken = {"two": held, "other": [held[epoch // 2]]}.get(kind, held[:1])
+        if kind == "seeded":
+            torch.manual_seed(epoch + 1)
+        if kind in ("own", "seeded"):
+            taken = [DataLoader(data, batch_size=8, shuffle=True)]
+        for batches in zip(*map(trainer.batches, taken), strict=False):
+            losses += [float(trainer.step(batch)) for batch in batches]
             if trainer.steps == stop:
                 trainer.save(path, {"epoch": epoch})
                 return losses
+            if kind == "short" and trainer.steps % 4 == 0:
+                break
+        if epoch + 1 == -(stop or 0):
+            trainer.save(path, {"epoch": epoch + 1})
+            return losses
     return losses
 
 
-@pytest.mark.parametrize(("kind", "stop"), [("own", 9), ("own", 14), ("other", 14)])
+@pytest.mark.parametrize(
+    ("kind", "stop"),
+    [("own", 9), ("own", 14), ("own", -3), ("other", 14), ("other", -3), ("two", -3), ("short", 10), ("short", -3)],
+)
 def test_a_run_goes_on_in_the_loader_in_which_it_was_saved(kind: str, stop: int, tmp_path: Path) -> None:
     whole = _epochs(tmp_path / "checkpoint", kind, None, resumed=False)
     begun = _epochs(tmp_path / "checkpoint", kind, stop, resumed=False)
     assert begun + _epochs(tmp_path / "checkpoint", kind, None, resumed=True) == whole
+
+
+def test_loaders_that_are_made_for_each_epoch_shuffle_as_one_does_unless_they_are_seeded(tmp_path: Path) -> None:
+    assert _epochs(tmp_path, "own", None, resumed=False) == _epochs(tmp_path, "one", None, resumed=False)
+    whole = _epochs(tmp_path / "checkpoint", "seeded", None, resumed=False)
+    begun = _epochs(tmp_path / "checkpoint", "seeded", 8, resumed=False)
+    assert begun + _epochs(tmp_path / "checkpoint", "seeded", None, resumed=True) == whole
+
+
+def test_a_run_that_was_left_in_its_first_epoch_goes_on_in_it_and_says_so(tmp_path: Path) -> None:
+    begun = _epochs(tmp_path / "checkpoint", "short", -1, resumed=False)
+    with pytest.warns(UserWarning, match="left its loop after batch 3 of epoch 0, and then saved: the rest of that"):
+        rest = _epochs(tmp_path / "checkpoint", "one", None, resumed=True)
+    whole = _epochs(tmp_path / "checkpoint", "one", None, resumed=False)
+    assert begun + rest[:2] == whole[:6]

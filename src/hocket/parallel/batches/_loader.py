@@ -60,11 +60,14 @@ class SharedLoader:
         self._at: Any = None  # an epoch, and the random state at its beginning, where no index tells what is drawn
         self._last: Any = None  # tells the batch that was yielded last
         self._mark: int | None = None  # of the last batch to leave out, as the run before saw it
+        self._left = False  # whether the program has left the iteration before the last batch
+        self._leaves = False  # whether it had left the one before, too, and begun a new epoch then
         self._seed_samples = seed_samples
         self._by_index = loads_by_index(loader)
         self._upcoming = 0  # the epoch that the next iteration is to be
         self._position = 0  # the epoch for which the random numbers stand ready
         self._stream: RandomStream | None = None
+        self.process_seed: int | None = None  # of this process, when the first iteration began
         refuse_divided_sampler(loader)
 
     def __iter__(self) -> Iterator[Any]:
@@ -98,6 +101,15 @@ class SharedLoader:
 
     def _parts(self) -> Iterator[tuple[BatchShard, Any]]:
         """Return this rank's part of each batch of the next epoch."""
+        self._leaves, self._left = self._left, False
+        ended = False
+        try:
+            yield from self._next_epoch()
+            ended = True
+        finally:
+            self._left = not ended
+
+    def _next_epoch(self) -> Iterator[tuple[BatchShard, Any]]:
         agree = self._start() if self._stream is None else None
         assert self._stream is not None
         if self._upcoming != self._position:
@@ -146,7 +158,9 @@ class SharedLoader:
 
     @property
     def inside(self) -> bool:
-        """Whether batches of the epoch are left, as far as the loader tells."""
+        """Whether batches of the epoch are left, as far as the loader tells, and the program does not leave them."""
+        if self._left and self._leaves:
+            return False
         try:
             return 0 < self._begun < len(self)
         except TypeError:
@@ -160,13 +174,21 @@ class SharedLoader:
     def position(self) -> dict[str, Any]:
         """Return where the sequence of batches stands, for `resume`; what has been yielded counts as used."""
         if self._stream is None and self._given is not None:  # resumed, and nothing has been yielded since
-            before = {"epoch": self._upcoming, "batch": self._skip, "initial": self._given}
-            return {**before, "at": self._at, "mark": self._mark}
+            before = {"epoch": self._upcoming, "batch": self._skip, "initial": self._given, "of": self.likeness}
+            return {**before, "at": self._at, "mark": self._mark, "left": self._left}
         initial = None if self._stream is None else (self._seed, self._initial, self._initial_generators)
+        about = {"initial": initial, "of": self.likeness, "left": self._left}
         if not self.inside:
-            return {"epoch": self._upcoming, "batch": 0, "initial": initial, "at": self._here(), "mark": None}
-        within = {"epoch": self._position - 1, "batch": self._begun, "initial": initial}
-        return {**within, "at": self._at, "mark": _mark(self._last)}
+            return {**about, "epoch": self._upcoming, "batch": 0, "at": self._here(), "mark": None}
+        return {**about, "epoch": self._position - 1, "batch": self._begun, "at": self._at, "mark": _mark(self._last)}
+
+    @property
+    def likeness(self) -> list[Any]:
+        """What tells this loader from others, in every run of a program: what it is made of, and the sizes of that."""
+        one = self.loader
+        made_of = [one, getattr(one, "dataset", None), *samplers(one)]
+        types = [*(type(each).__name__ for each in made_of), f"{len(generators(one))} generators"]
+        return [types, str(getattr(one, "batch_size", None)), *map(_size, made_of)]
 
     def is_among(self, world: World) -> bool:
         """Return whether batches are shared out among as many ranks, of which this one has the same place."""
@@ -179,6 +201,15 @@ class SharedLoader:
         # The program alone tells samplers of epochs, as it would have done if nothing had interrupted it.
         self._upcoming, self._skip = position["epoch"], position["batch"]
         self._at, self._mark = position.get("at"), position.get("mark")
+        left = bool(position.get("left"))
+        self._left = left and not self._skip
+        if left and self._skip and self.world.rank == 0:
+            warnings.warn(
+                f"the run before has left its loop after batch {self._skip - 1} of epoch {self._upcoming}, and then "
+                "saved: the rest of that epoch comes first now. A loop that leaves each epoch early would have begun "
+                "the next one, and does so where it has left two of them before it saves",
+                stacklevel=2,
+            )
 
     def _here(self) -> Any:
         """Return the epoch for which the random numbers stand ready, and their state; None if loaded by index."""
@@ -209,9 +240,9 @@ class SharedLoader:
         found = generators(self.loader)
         mine: Any = self._given or (torch.initial_seed(), RngStates.now(), [g.get_state() for g in found])
         self._seed, self._initial, self._initial_generators = self.world.from_root(mine)
-        for generator, state in zip(found, self._initial_generators, strict=True):
+        for generator, state in zip(found, self._initial_generators, strict=False):  # a changed program has others
             generator.set_state(state)
-        self._stream = RandomStream(self._initial)
+        self._stream, self.process_seed = RandomStream(self._initial), torch.initial_seed()
         if self._by_index:
             loader: Any = self.loader
             self._sampler = RankSampler(
@@ -269,7 +300,7 @@ class SharedLoader:
             put_back_generators(own, self.loader)
         elif self._upcoming < self._position:
             stream.restart(self._initial)
-            for generator, state in zip(generators(self.loader), self._initial_generators, strict=True):
+            for generator, state in zip(generators(self.loader), self._initial_generators, strict=False):
                 generator.set_state(state)
             self._position = 0
         while self._position < self._upcoming:
@@ -375,6 +406,13 @@ class ShardedLoader(SharedLoader):
 
 def _mark(batch: Any) -> int:
     return zlib.crc32(repr(batch).encode())
+
+
+def _size(one: Any) -> int | None:
+    try:
+        return len(one)
+    except Exception:  # it has none, or not yet
+        return None
 
 
 def _own_data(rank: int, what: str) -> str:

@@ -21,6 +21,7 @@ SAVED: Final = 75  # exit status: EX_TEMPFAIL of <sysexits.h>, "try again later"
 _SAVED_FILE = "HOCKET_SAVED_FILE"  # where the launcher looks whether its ranks have ended so; beside it, it tells
 _EVERY_S = 0.25  # between two questions to all ranks
 _MOST_STEPS = 32  # as many steps at most: they may become longer
+_MOST_PASSED = 64  # batches for which the first of several loops is waited for: it may have been left
 _listening: WeakSet["Preemption"] = WeakSet()
 
 
@@ -55,7 +56,9 @@ class Preemption:
                     "would save one of the two: keep both by one hocket.resume(path, loader, one=..., other=...) "
                     "around loops of your own, or call this resume when that one has trained"
                 )
-        self.inside = False  # whether batches of a loader are being taken
+        self.in_hand = False  # whether a loader has given a batch since the last step
+        self._loops: list[SharedLoader] = []  # whose batches are being taken, the first to be begun first
+        self._passed = 0  # times that nobody was asked, since several loops are under way
         self._world = world
         self._path = path
         self._save = save
@@ -74,16 +77,30 @@ class Preemption:
         """Yield a loader's batches of an epoch; what the program does with one is done before anything is saved.
 
         After the last batch nothing is saved, since the epoch's number is the program's: the next epoch begins with it.
+        Of several loops (`zip` of two loaders) the first one tells when all batches that were given are used.
         """
-        self.inside = True
+        self._loops.append(shared)
         try:
-            self.check()
+            self._between(shared)
             for part in shared:
+                self.in_hand = True
                 yield part
                 if shared.inside:
-                    self.check()
+                    self._between(shared)
         finally:
-            self.inside = False
+            self._loops.remove(shared)
+
+    def _between(self, shared: SharedLoader) -> None:
+        if self.in_hand or (shared is not self._loops[0] and self._passed < _MOST_PASSED):
+            self._passed += 1
+            return
+        self._passed = 0
+        self.check()
+
+    @property
+    def inside(self) -> bool:
+        """Whether batches of a loader are being taken."""
+        return bool(self._loops)
 
     def check(self) -> None:
         """Ask all ranks now and then; a collective operation.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -55,6 +56,12 @@ def check_arguments(model: Any, optimizer: Any, plan: Plan, update: UpdateTrial)
     mine = {id(p) for p in model.parameters()}
     if any(id(p) not in mine for group in optimizer.param_groups for p in group["params"]):
         raise ValueError("the optimizer has parameters that the model has not: make it of model.parameters()")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ValueError(
+            f"{type(optimizer).__name__} computes the loss several times in a step, by a closure, and a step of the "
+            "Trainer does so once: keep your loop, with hocket.distribute, or take another optimizer"
+        )
 
 
 def _compiled(model: torch.nn.Module) -> str:

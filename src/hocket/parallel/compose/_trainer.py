@@ -21,7 +21,16 @@ from hocket.profile import note_plan
 from hocket.timeline import Timeline
 from hocket.units import parse_bytes
 
-from ..batches import BatchPart, BatchSplitter, DistributedLoader, Keywords, LossForm, LossTally, SharedLoader
+from ..batches import (
+    BatchPart,
+    BatchSplitter,
+    DistributedLoader,
+    Keywords,
+    LossForm,
+    LossTally,
+    SharedLoader,
+    generators,
+)
 from ..batches.batch import put_back
 from ..data import Relaxation, ReplicaMarks
 from ..mesh import world as _world
@@ -157,7 +166,7 @@ class Trainer:
         self._predictor = Predictor(self._composition, sample_inputs(sample, self.plan), taken)
         self._preemption: Preemption | None = None
         self._loaders: list[SharedLoader] = []
-        self._positions: list[dict[str, Any]] = []  # of the run before, for loaders that are not open yet
+        self._positions: list[dict[str, Any]] = []  # of the run before, or forgotten, for loaders that are not open yet
 
     def _guard(self, model: torch.nn.Module, world: _world.World) -> None:
         """Refuse, or tell of, what the program would do to model and optimizer without the Trainer; collective."""
@@ -211,8 +220,10 @@ class Trainer:
             StageError: a stage of the pipeline has failed, on every rank; without a pipeline ranks get a CommError
                 that has the error of the one that has failed.
         """
-        if self._preemption is not None and not self._preemption.inside:
-            self._preemption.check()
+        if self._preemption is not None:
+            if not self._preemption.inside:
+                self._preemption.check()
+            self._preemption.in_hand = False
         self._check_known()
         # Where synchronisation is relaxed, not all workers may get a batch.
         with self._errors.told() if self._relaxation is None else nullcontext():
@@ -364,7 +375,6 @@ class Trainer:
         """
         self._check_known()
         self.finish()
-        self._forget_loaders()
         positions = [shared.position() for shared in self._loaders] + self._positions
         about = {"steps": self.steps, "plan": self.plan.to_json(), "loaders": positions}
         _in_and_out.save(self._composition, Path(path), about, extra)
@@ -392,11 +402,9 @@ class Trainer:
         if composition.form.compression is not None:
             composition.form.compression.forget()
         self.steps = about["steps"]
-        positions = about["loaders"]
-        for shared, position in zip(self._loaders, positions, strict=False):
-            shared.resume(position)
-        # The next batch is one of a loader that the run had not done with, so that is opened first.
-        self._positions = sorted(positions[len(self._loaders) :], key=lambda position: not position["batch"])
+        self._positions = list(about["loaders"])
+        for shared in self._loaders:
+            self._place(shared, opened=True)
         return extra
 
     def resume(self, path: str | Path, extra: Callable[[], Any] | None = None, *, weights_only: bool = True) -> Any:
@@ -556,15 +564,36 @@ class Trainer:
                 return shared
         self._forget_loaders()
         shared = self._new_shared(loader)
-        if self._positions:
-            shared.resume(self._positions.pop(0))
+        self._place(shared)
         self._loaders.append(shared)
         return shared
 
+    def _place(self, shared: SharedLoader, *, opened: bool = False) -> None:
+        """Let a loader go on where its like stands, in the run before or of those that are forgotten; else begin."""
+        kind = shared.likeness
+
+        def alike(position: dict[str, Any]) -> tuple[bool, bool, bool]:
+            of = position.get("of", kind)
+            # The next batch is one of a loader that the run before had not done with, so that is opened first.
+            return of == kind, of[0] == kind[0], position["batch"] > 0 and not opened
+
+        best = max(self._positions, key=alike, default=None)
+        if best is not None and any(alike(best)):
+            self._positions = [one for one in self._positions if one is not best]
+            shared.resume(best)
+
     def _forget_loaders(self) -> None:
-        """Forget loaders that were run to their end and that only this Trainer knows: they are not opened again."""
+        """Forget loaders that were run to their end and that only this Trainer knows: they are not opened again.
+
+        A program that makes a loader for each epoch goes on where the one before ended, or it would shuffle all alike,
+        unless it seeds each of them.
+        """
         known = sys.getrefcount(object())  # of what nobody else knows
-        self._loaders = [one for one in self._loaders if not one.over or sys.getrefcount(one.loader) > known + 1]
+        held = [one for one in self._loaders if not one.over or sys.getrefcount(one.loader) > known + 1]
+        over = (one for one in self._loaders if one not in held)
+        seed = torch.initial_seed()
+        self._positions += [one.position() for one in over if one.process_seed == seed and not generators(one.loader)]
+        self._loaders = held
 
     def _new_shared(self, loader: Iterable[Any]) -> SharedLoader:
         if self._relaxation is not None:
