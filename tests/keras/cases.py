@@ -296,7 +296,7 @@ def batches_made_by_the_user(wrap: Wrap) -> dict[str, Any]:
 def torch_loaders(wrap: Wrap) -> dict[str, Any]:
     x, y = vectors(43)
     dataset = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
-    model = wrap(dense())
+    model = wrap(dense(layers.Dropout(0.3)))
     model.compile("adam", "binary_crossentropy", metrics=["accuracy"])
     plain = torch.utils.data.DataLoader(dataset, batch_size=8)
     fitted = model.fit(plain, epochs=2, validation_data=plain, verbose=0)

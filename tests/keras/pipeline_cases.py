@@ -46,8 +46,13 @@ def values_that_skip_stages(wrap: Wrap) -> dict[str, Any]:
 @case
 def losses_of_layers_and_weights(wrap: Wrap) -> dict[str, Any]:
     class Small(layers.Layer):
-        def call(self, inputs: Any) -> Any:
-            self.add_loss(0.1 * ops.mean(ops.square(inputs)))
+        def build(self, shape: Any) -> None:
+            self.count = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+        def call(self, inputs: Any, training: bool = False) -> Any:
+            if training:
+                self.count.assign_add(1.0)
+            self.add_loss(0.1 * ops.mean(ops.square(inputs)) / (1.0 + ops.copy(self.count)))
             return inputs
 
     keras.utils.set_random_seed(2)

@@ -107,6 +107,18 @@ def attempts() -> dict[str, Callable[[], Any]]:
         made = keras.Sequential([keras.Input((5,)), *between])
         return piped(made, schedule="1f1b").fit(x, x[..., None], verbose=0)
 
+    def telling() -> Any:
+        class Telling(keras.layers.Layer):
+            def __init__(self) -> None:
+                super().__init__()
+                self.told = keras.metrics.Mean(name="told")
+
+            def call(self, inputs: Any) -> Any:
+                self.told.update_state(keras.ops.mean(inputs))
+                return inputs
+
+        return piped(cases.dense(Telling()))
+
     def in_the_middle() -> Any:
         often = keras.callbacks.ModelCheckpoint("never.keras", save_freq=2)
         return piped().fit(x, y, verbose=0, callbacks=[often])
@@ -175,6 +187,7 @@ def attempts() -> dict[str, Callable[[], Any]]:
         "unknown schedule": lambda: piped(schedule="zero"),
         "a loss that is no mean": lambda: whole_loss().fit(x, y, verbose=0),
         "masks in turns": masks,
+        "a metric of a layer": lambda: telling().fit(x, y, verbose=0),
         "keras' own": lambda: model().fit(x, y, class_weight={0: 1}, sample_weight=y[:, 0], verbose=0),
     }
 
@@ -226,6 +239,8 @@ EXPECTED = {
     "unknown schedule": 'ValueError: schedule=\'zero\' must be "gpipe" or "1f1b"',
     "a loss that is no mean": 'ValueError: schedule="1f1b" computes the loss of each micro-batch.*say schedule="gpipe"',
     "masks in turns": 'ValueError: an output of the model has a mask.*say schedule="gpipe"',
+    "a metric of a layer": "ValueError: metric 'told' is updated by a layer.*pass it to compile\\(metrics=...\\), or "
+    "leave pipeline= out",
     "keras' own": "ValueError: You cannot `class_weight` and `sample_weight` at the same time",
 }
 

@@ -38,6 +38,8 @@ def optimizers(wrap: cases.Wrap) -> dict[str, Any]:
 def going_on_after_saving(wrap: cases.Wrap, directory: Path, load: Any) -> dict[str, Any]:
     model, _ = callback_cases.trained(wrap, [], epochs=2)
     model.save(directory / "saved.keras")
+    model.optimizer.learning_rate = 0.003  # the state has been put together, and this is set after it
+    model.save(directory / "saved.keras")
     loaded = load(directory / "saved.keras")
     x, y = cases.vectors(60)
     fitted = loaded.fit(x, y, batch_size=10, epochs=2, verbose=0)

@@ -54,6 +54,8 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
     def _begin(self) -> Iterator[Any]:
         # What draws random numbers draws them where Keras itself would: when the iterator is made.
         if self._loader is not None:
+            if self._loader.loader.generator is None:
+                torch.empty((), dtype=torch.int64).random_()  # torch's own iterator draws its workers' seed so
             return self._of_loader()
         loader = self._inner.get_torch_dataloader()
         if isinstance(self._inner, _private.ArrayDataAdapter):

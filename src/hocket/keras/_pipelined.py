@@ -11,7 +11,7 @@ from hocket import comm
 from hocket.parallel.batches import BatchShard
 from hocket.parallel.mesh import Mesh
 
-from . import _arguments, _private, _random
+from . import _arguments, _metrics, _private, _random
 from ._cuts import begins
 from ._engine import Batch, Engine
 from ._graph import Graph, functional_of
@@ -109,6 +109,13 @@ class PipelinedSteps(Steps):
                     return plain(data)
                 model, engine, tally = self.model, self.engine(), self.tally
                 assert tally is not None
+                for metric in _metrics.other_metrics(model):
+                    if metric is not model._loss_tracker:
+                        raise ValueError(
+                            f"metric {metric.name!r} is updated by a layer, which with pipeline= only the ranks of one "
+                            "stage run, a micro-batch at a time: pass it to compile(metrics=...), or leave pipeline= "
+                            "out"
+                        )
                 x, y, sample_weight = _private.unpack_x_y_sample_weight(data[0])
                 training = phase == "train"
                 scale = 1.0

@@ -40,7 +40,8 @@ class StageModule(torch.nn.Module):
     """The steps of a stage.
 
     It is called with the values of other stages that `uses` names, and gives those of `makes`, of the last stage all of
-    the model's outputs. `seeds` are states of the random generators of its layers.
+    the model's outputs. What its layers keep besides weights (states of random generators, counters) begins every
+    micro-batch of a batch as it was before the batch.
     """
 
     def __init__(self, graph: Graph, begin: int, end: int, uses: Sequence[str], makes: Sequence[str]) -> None:
@@ -50,13 +51,14 @@ class StageModule(torch.nn.Module):
         self._uses, self._makes = tuple(uses), tuple(makes)
         self.last = end == len(graph.steps)
         layers = {id(layer): layer for step in graph.steps[begin:end] for layer in step.layers}
-        generators = [s for layer in layers.values() for s in getattr(layer, "_seed_generators", ())]
-        self._seeds = [(s.state, s.state.value.detach().clone()) for s in generators]
-        self._started = False
+        kept = [s.state for layer in layers.values() for s in getattr(layer, "_seed_generators", ())]
+        kept += [v for layer in layers.values() for v in layer._non_trainable_variables if v.dtype != "string"]
+        self._kept = list({id(v): v for v in kept}.values())
+        self.start()
 
     def start(self) -> None:
-        """Begin a batch: every micro-batch will draw by the seeds that stand now."""
-        self._seeds = [(state, state.value.detach().clone()) for state, _ in self._seeds]
+        """Begin a batch: every micro-batch will begin with the seeds and counters that stand now."""
+        self._before = [(v, v.value._version, v.value.detach().clone()) for v in self._kept]
 
     def forward(self, rows: Rows, *given: Any) -> Any:
         """Run the steps for one micro-batch."""
@@ -64,8 +66,9 @@ class StageModule(torch.nn.Module):
         inputs = len(graph.inputs)
         values = dict(zip(graph.inputs, given[:inputs], strict=True))
         values |= {name: _arrived(value) for name, value in zip(self._uses, given[inputs:], strict=True)}
-        for state, value in self._seeds:
-            state.assign(value)
+        for variable, version, value in self._before:
+            if variable.value._version != version:  # what a backward needs is left alone
+                variable.assign(value)
         aside: list[torch.Tensor] = []
         book.rows = (rows.begin, rows.end)
         try:

@@ -139,6 +139,10 @@ class ZeroOptimizer:
                 "the state of the optimizer is sharded among ranks, and rank 0 has not collected it since "
                 "the last step: call save of the hocket.keras.Model on all ranks, or save where an epoch ends"
             )
+        if not self._loaded:  # since then a callback, or the program, may have set the learning rate
+            now = {v.name: v for v in self.optimizer.variables}
+            for variable in self._whole.variables:
+                variable.assign(now.get(variable.name, variable))
         self._whole.save_own_variables(store)
 
     def _load(self, store: Any) -> None:
