@@ -83,7 +83,9 @@ def test_every_version_of_nccl_tests_has_its_time_found(text: str) -> None:
     tagged = "\n".join(f"[1,0]<stdout>:{line}" for line in text.splitlines())
     labelled = "\n".join(f"0: {line}" for line in text.splitlines())
     newer = "\n".join(f"[prterun-host-1@1,0]<stdout>: {line}" for line in text.splitlines())  # Open MPI 5
-    for one in (text, without_header, tagged, labelled, newer):
+    starts = "[default0]:", "gpu-1.x: ", "[pod/a/b] "
+    others = ("\n".join(start + line for line in text.splitlines()) for start in starts)
+    for one in (text, without_header, tagged, labelled, newer, *others):
         assert read_sweep(one)[134217728] == pytest.approx(2009.5e-6)
         assert read_sweep(one)[2097152] == pytest.approx(158.1e-6)
 

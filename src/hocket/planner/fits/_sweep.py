@@ -16,8 +16,9 @@ from .._findings import PlanError
 from ..network import Constants, Network
 
 _LEAST = 3  # sizes
-# What mpirun --tag-output (Open MPI 5: "[prterun-host-1@1,0]<stdout>:") and srun -l put before a line.
-_LAUNCHER = re.compile(r"^(\[(\S+@)?\d+(,\d+)*\](<std\w+>)?:?|\d+:)\s*")
+# What mpirun --tag-output (Open MPI 5: "[prterun-host-1@1,0]<stdout>:"), srun -l, torchrun --tee ("[default0]:"),
+# kubectl logs --prefix ("[pod/x/y] ") and pdsh ("host1: ") put before a line.
+_LAUNCHER = re.compile(r"^(\[\S+?\](<std\w+>)?:?|\d+:|[\w.-]+:(?=\s))\s*")
 # An OSU micro-benchmark's title, as "OSU MPI-CUDA All-to-All Personalized Exchange Latency Test v7.3".
 _OSU = re.compile(r"#\s*OSU \S+ (?:(.+?) (?:Personalized Exchange )?Latency|(.+)) Test\b")
 _BLOCKS = ("allgather", "alltoall", "gather", "scatter")  # of which OSU's size is one rank's block
