@@ -63,6 +63,24 @@ def test_one_process_that_accumulates_refuses_what_does_not_add_up() -> None:
     judge([loss_programs.train_all(cases)], cases)
 
 
+def test_batches_that_are_not_cut_may_have_terms_that_divide_by_different_things() -> None:
+    """As those of BERT's pretraining do, over tokens and over samples, where batches are padded unequally."""
+    model, optimizer, (x, y) = loss_programs.made("mixed")
+    batches = [(x[:7], y[:7].clamp(min=0)), (x[7:14], y[7:14])]  # all tokens count in the first batch
+    alone, other, _ = loss_programs.made("mixed")
+    expected = []
+    for inputs, target in batches:
+        other.zero_grad()
+        loss = LOSSES["mixed"](alone(inputs), target)
+        loss.backward()
+        other.step()
+        expected.append(loss.item())
+    trainer = hocket.Trainer(model, LOSSES["mixed"], optimizer)
+    assert [float(trainer.step(batch)) for batch in batches] == pytest.approx(expected, rel=1e-12)
+    with pytest.raises(RuntimeError, match="means over different things"):  # by what would two batches be weighted?
+        trainer.evaluate(batches)
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_loops_of_their_own_weigh_what_the_loss_divides_by(ranks: int) -> None:
     names = [

@@ -21,7 +21,7 @@ from hocket.planner import Plan
 from hocket.testing import run_ranks
 
 SAMPLES = 48
-TRAINERS = (Plan(shard="parameters"), Plan(pipeline_parallel_degree=2))
+TRAINERS = (Plan(shard="parameters"), Plan(pipeline_parallel_degree=2), Plan(tensor_parallel_degree=2))
 REDUCTIONS = ("mean", "sum")
 LOST = re.compile("global batch|more than it counts|another of its batch|in parts|after a part")
 
@@ -168,7 +168,10 @@ def test_what_one_rank_decides_alone_is_an_error_of_all(ranks: list[dict[str, An
 
 def of_a_trainer(plan: Plan) -> str:
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    if plan.tensor_parallel_degree > 1:  # every rank holds all that is trained, and a part of what is frozen
+        model[:2].requires_grad_(False)
+        model[2].weight.requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
     x, y = (torch.stack(one) for one in zip(*(data()[i] for i in range(8)), strict=True))
     trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, plan, sample=x)
 

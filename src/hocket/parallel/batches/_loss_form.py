@@ -188,7 +188,7 @@ class LossTally:
             if unsure:
                 raise RuntimeError(GUARDED)
             count = count - guarding or min(guarding, 1.0)
-        if odd and (odd < parts or len(self._form.ratios) > 1):
+        if odd and parts > 1 and (odd < parts or len(self._form.ratios) > 1):
             raise RuntimeError(
                 f"the loss of {odd:.0f} of {parts:.0f} parts of this batch does not divide by what that of earlier "
                 "ones did: its terms are means over different things (tokens, samples), or it takes another branch. "

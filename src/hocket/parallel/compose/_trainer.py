@@ -148,7 +148,9 @@ class Trainer:
         self._replaced = ReplacedModules(model) if self._mesh["pipeline"].size > 1 else None
         self._marks: ReplicaMarks | None = None
         if world.size > 1 and not self.plan.priority and self.plan.synchronisation == "every_step":
-            self._marks = ReplicaMarks(dict(model.named_parameters()) if self._composition.local else {})
+            cut = self._composition.cut  # what is frozen may be, where all that is trained is whole
+            whole = {name: one for name, one in model.named_parameters() if name not in cut}
+            self._marks = ReplicaMarks(whole if self._composition.local else {})
             self._marks.follow(optimizer, counted=False)
         self._log = StepLog()
         note_plan(self.plan)
