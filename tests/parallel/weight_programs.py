@@ -79,6 +79,12 @@ def one_sample_each_step() -> Result:
     return fit(net(), mean, batch_size=1)
 
 
+def frozen_statistics_in_two_passes() -> Result:
+    """Back-propagation needs the statistics as both passes had them."""
+    model = nn.Sequential(net(), nn.BatchNorm1d(2).double().eval())
+    return fit(model, lambda m, x, y: mean(m, x, y) + F.mse_loss(m(x * 0.5), y))
+
+
 def output_changed_in_place() -> Result:
     return fit(net(), lambda m, x, y: F.mse_loss(m(x).clamp_(-1, 1).div_(2), y))
 
@@ -325,6 +331,7 @@ EQUAL: dict[str, Callable[[], Result]] = {
         fewer_samples_than_ranks,
         sum_over_a_batch_of_fewer_samples_than_ranks,
         one_sample_each_step,
+        frozen_statistics_in_two_passes,
         output_changed_in_place,
         gradient_penalty,
         loss_kept_as_attribute,

@@ -56,9 +56,7 @@ def unaltered(values: Sequence[Any]) -> Iterator[None]:
         yield
     finally:
         for one, copy in contents:
-            # What back-propagation needs may not be written to, be it the same.
-            if not isinstance(one, torch.Tensor) or one.shape != copy.shape or not torch.equal(one, copy):
-                _put_back(one, copy)
+            _put_back(one, copy)
 
 
 def _has_contents(value: Any) -> bool:
@@ -79,10 +77,10 @@ def _copy(value: Any) -> Any:
 def _put_back(value: Any, copy: Any) -> None:
     if isinstance(value, torch.Tensor):
         with torch.no_grad():
-            if value.shape == copy.shape:
-                value.copy_(copy)
-            else:
+            if value.shape != copy.shape:
                 value.set_(copy)
+            elif not torch.equal(value, copy):  # what back-propagation needs may not be written to, be it the same
+                value.copy_(copy)
     elif is_generator(value):
         set_state(value, copy)
     elif isinstance(value, list):

@@ -177,8 +177,9 @@ class DataParallel(torch.nn.Module):
         # Where passes on several batches meet in one back-propagation, each has its samples' weight.
         self._latest = note if not reducer.awaits_backward or self._latest is note else None
         factor = self._weigh(reducer, note)
+        first = not reducer.awaits_backward  # back-propagation needs buffers as all of its passes had them
         reducer.prepare()
-        if self.training and self._buffers_differ:
+        if self.training and self._buffers_differ and first:
             self.send_buffers()
         self._buffers_differ = self._broadcast_buffers and reducer.synchronises
         return factor
