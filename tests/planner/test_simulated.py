@@ -64,8 +64,8 @@ def test_a_gather_inside_a_host_does_not_wait_for_copies_that_average_between_ho
     assert apart_of(study, 709, Plan(shard="parameters", shard_degree=2)) == pytest.approx(0, abs=0.01)
 
 
-@pytest.mark.parametrize(("seed", "stages"), [(703, 3), (703, 4), (11, 4), (11, 6)])
-def test_gathers_share_ports_with_messages_that_come_and_go(study: ModuleType, seed: int, stages: int) -> None:
+@pytest.mark.parametrize(("seed", "stages"), [(703, 3), (703, 4), (11, 4), (11, 6), (709, 6)])
+def test_gathers_share_ports_with_messages_and_other_stages(study: ModuleType, seed: int, stages: int) -> None:
     plan = Plan(
         shard="parameters", pipeline_parallel_degree=2, stages_per_rank=stages, micro_batches=2,
         pipeline_schedule="interleaved",

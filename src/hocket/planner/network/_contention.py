@@ -286,12 +286,15 @@ def _alike(cluster: Cluster) -> bool:
 
 
 def _load(flows: list[StageFlows], shares: tuple[float, float], beside: tuple[int, tuple[float, ...]] | None) -> Load:
-    links = np.concatenate([one.links for one in flows])
-    weights = np.repeat(beside[1] if beside else np.ones(len(flows)), [len(one.links) for one in flows])
+    links, which = np.unique(np.concatenate([one.links for one in flows]), return_inverse=True)
+    stage = np.repeat(np.arange(len(flows)), [len(one.links) for one in flows])
     each = np.concatenate([one.inside / shares[0] + one.between / shares[1] for one in flows])
-    links, which = np.unique(links, return_inverse=True)
-    seconds = np.bincount(which, weights * each, len(links))
-    if beside:
-        seconds = seconds[np.searchsorted(links, flows[beside[0]].links)]
-    latency_s = flows[beside[0]].latency_s if beside else max(one.latency_s for one in flows)
-    return Load(float(seconds.max(initial=0.0)), latency_s)
+    if not beside:
+        return Load(float(np.bincount(which, each).max(initial=0.0)), max(one.latency_s for one in flows))
+    spent = np.bincount(stage * len(links) + which, each, len(flows) * len(links)).reshape(len(flows), len(links))
+    own = flows[beside[0]]
+    # Who talks for less of the time does while the others do; at each level of these parts another link may be busiest.
+    levels, parts = np.unique(beside[1]), np.array(beside[1])
+    talk = (parts >= levels[:, None]).astype(float)
+    busiest = (talk @ spent[:, np.searchsorted(links, own.links)]).max(axis=1, initial=0.0)
+    return Load(float(np.diff(levels, prepend=0.0) @ busiest), own.latency_s)

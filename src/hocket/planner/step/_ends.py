@@ -90,9 +90,10 @@ def _reduced(
         sizes = [float(of[layers].sum()) for layers in own_of]
         beside = talking(sizes, rank)
         if begins and profile.network.routes(copies, stride):
-            each = (cost(kind, size, beside=(one, tuple(alone[one]))).seconds for one, size in enumerate(sizes))
-            busy = [[(begin, begin + spent)] for begin, spent in zip(begins, each, strict=True)]
-            beside = rank, tuple(together(busy)[rank].tolist())
+            each = [cost(kind, size, beside=(one, tuple(alone[one]))).seconds for one, size in enumerate(sizes)]
+            # Links serve all evenly: what would begin while another is under way alone ends as much later.
+            over = np.minimum(np.add(begins, each), begins[rank] + each[rank]) - np.maximum(begins, begins[rank])
+            beside = rank, tuple(np.round(np.maximum(over, 0) / max(each[rank], 1e-12), 2).tolist())
         return cost(kind, nbytes, beside=beside).seconds
 
     nbytes = float(held.gradient_bytes[own].sum())
@@ -102,21 +103,6 @@ def _reduced(
     if plan.shard in ("optimizer", "gradients"):
         gather = seconds("all_gather", float(held.parameter_bytes[own].sum()), held.parameter_bytes)
     return count * seconds(kind, nbytes / count, held.gradient_bytes), gather, whole
-
-
-def together(busy: Sequence[Sequence[tuple[float, float]]]) -> np.ndarray:
-    """Return of each rank's busy time, by row, the part in which each of the others is busy, too.
-
-    Links serve all evenly: what would be under way for a while beside something else, if nobody shared any links, ends
-    as much later.
-    """
-    points = [np.array(one or [(0.0, 0.0)]).ravel() for one in busy]
-    spent = [np.cumsum(np.diff(one, prepend=one[:1]) * (np.arange(len(one)) % 2)) for one in points]
-    found = np.eye(len(busy))
-    for (row, own), (column, other) in itertools.permutations(enumerate(points), 2):
-        both = np.interp(own, other, spent[column])
-        found[row, column] = (both[1::2] - both[::2]).sum() / max(spent[row][-1], 1e-12)
-    return np.round(found, 2)
 
 
 def bucket_count(nbytes: float, plan: Plan, constants: Constants) -> int:

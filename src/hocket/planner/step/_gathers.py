@@ -20,20 +20,33 @@ _Block = tuple[float, float, float, float]  # see `block_times`
 
 
 def follow_gathers(
-    plan: Plan, profile: Profile, times: LayerTimes, edges: Sequence[int], works: Sequence[StageWork], plain: Followed
+    plan: Plan,
+    profile: Profile,
+    times: LayerTimes,
+    edges: Sequence[int],
+    works: Sequence[StageWork],
+    plain: Followed,
+    most_s: float,
 ) -> Followed:
     """Follow a pipeline whose parameters are sharded: each block is gathered while the one before is computed.
 
     A message shares its ports, at both of its ends, with the gathers that are under way there. `works` say what
     messages take, and `plain`, which is the same pipeline without gathers, how long they share links with each other.
     As many micro-batches are followed as of that one; each round of the rest takes as long as the last one.
+    Its ranks share links with each other while they gather at once. When that is shows where each gathers as if it
+    were alone, and then, since that moves what follows, where they share them so. What takes longer than `most_s` even
+    so is not looked at again.
     """
     p, m, few = plan.pipeline_parallel_degree, plan.micro_batches, plain.followed
-    stages = _stages(plan, profile, times, edges)
-    found = _followed(plan, profile, times, edges, stages, works, plain, few)
+    stages = _stages(plan, profile, times, edges, np.eye(p))
+    found, links = _followed(plan, profile, times, edges, stages, works, plain, few)
+    shared = found.seconds <= most_s and stages != _stages(plan, profile, times, edges, np.ones((p, p)))
+    for _ in range(2 if shared else 0):
+        stages = _stages(plan, profile, times, edges, _together([link.busy for link in links]))
+        found, links = _followed(plan, profile, times, edges, stages, works, plain, few)
     if few == m:
         return found
-    shorter = _followed(plan, profile, times, edges, stages, works, plain, few - p)
+    shorter, _ = _followed(plan, profile, times, edges, stages, works, plain, few - p)
     return found.later((m - few) / p * (found.seconds - shorter.seconds))
 
 
@@ -46,8 +59,8 @@ def _followed(
     works: Sequence[StageWork],
     plain: Followed,
     few: int,
-) -> Followed:
-    """Return what `follow_gathers` does, of the first few micro-batches alone."""
+) -> tuple[Followed, "list[_SharedPort]"]:
+    """Return what `follow_gathers` does, of the first few micro-batches alone, and the ranks' links."""
     p, constants = plan.pipeline_parallel_degree, profile.constants
     ahead = constants.overlap and constants.prefetch
     port = int(inside(profile, shard_group(plan)))
@@ -92,11 +105,25 @@ def _followed(
         link.add(more, rank.free_s)
         link.add(average, rank.free_s)
     found = Followed(max(ends), ends, ends, few)
-    return dataclasses.replace(found, links=tuple(link.free_s for link in links))
+    return dataclasses.replace(found, links=tuple(link.free_s for link in links)), links
+
+
+def _together(busy: Sequence[Sequence[tuple[float, float]]]) -> np.ndarray:
+    """Return how much links do for each other rank, by column, while they do a rank's own work, which is 1.
+
+    Who is busy at a time, of which `busy` tells begins and ends, is served evenly.
+    """
+    points = [np.array(one).ravel() for one in busy]
+    times = np.unique(np.concatenate(points))
+    active = np.array([np.searchsorted(one, times[:-1], side="right") % 2 for one in points])
+    served = (active * np.diff(times) / np.maximum(active.sum(axis=0), 1)) @ active.T
+    found: np.ndarray = served / np.maximum(np.diag(served), 1e-12)[:, None]
+    np.fill_diagonal(found, 1.0)
+    return found.round(2)
 
 
 def _stages(
-    plan: Plan, profile: Profile, times: LayerTimes, edges: Sequence[int]
+    plan: Plan, profile: Profile, times: LayerTimes, edges: Sequence[int], talk: np.ndarray
 ) -> tuple[list[list[_Block]], list[float]]:
     """Return the blocks of every stage, and of every rank how long copies of its shards average their gradients."""
     p, held = plan.pipeline_parallel_degree, profile.held(plan).parameter_bytes
@@ -109,7 +136,8 @@ def _stages(
         own, parts = talking(sizes, homes[stage])
         beside = own, tuple(part if rank == own else round(busy * part, 2) for rank, part in enumerate(parts))
         layers = np.arange(first, end)
-        columns = block_times(plan, profile, times, layers, beside)
+        others = own, tuple(talk[own].tolist())
+        columns = block_times(plan, profile, times, layers, others)
         averages[homes[stage]] += float(copies_times(plan, profile, layers, beside).sum())
         blocks.append(list(zip(*(one.tolist() for one in columns), strict=True)))
     return blocks, averages
@@ -123,11 +151,12 @@ def _first(blocks: Sequence[_Block], kind: str) -> float:
 class _SharedPort(Stream):
     """The port of a rank, whose gathers and reductions have half of it while a message passes to or fro."""
 
-    __slots__ = ("next_s", "passed")
+    __slots__ = ("busy", "next_s", "passed")
 
     def __init__(self) -> None:
         super().__init__()
         self.passed: list[tuple[float, float]] = []  # when messages pass, from and to, in order
+        self.busy: list[tuple[float, float]] = []  # when it gathers and reduces, from and to, in order
         self.next_s = 0.0  # what the gather takes that will be asked for next
 
     def busy_until(self, asked_s: float) -> float:
@@ -136,7 +165,9 @@ class _SharedPort(Stream):
 
     def add(self, seconds: float, after: float = 0.0) -> float:
         """See `Stream.add`."""
-        self.free_s = self._end(seconds, max(self.free_s, after))
+        begin = max(self.free_s, after)
+        self.free_s = self._end(seconds, begin)
+        self.busy.append((begin, self.free_s))
         return self.free_s
 
     def _end(self, seconds: float, now: float) -> float:

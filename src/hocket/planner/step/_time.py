@@ -361,7 +361,7 @@ def _step(
         if followed.seconds > left_s:
             return None
         if plan.shard == "parameters" and replicas(plan)[0] > 1:
-            gathered = follow_gathers(plan, profile, times, edges, stages, followed)
+            gathered = follow_gathers(plan, profile, times, edges, stages, followed, left_s)
             fetched, followed = max(0.0, gathered.seconds - followed.seconds), gathered
             if followed.seconds > left_s:
                 return None
