@@ -157,8 +157,12 @@ def unlike(everyone: Sequence[Sequence[Dependency]], *, kept: bool) -> str:
 
 
 def _total(one: torch.Tensor) -> float:
-    values = one.detach().double().abs().flatten()
-    return float(values @ torch.linspace(1.0, 2.0, len(values), dtype=values.dtype, device=one.device))
+    """Return a sum in which places weigh from 1 to 2, in parts: a queue may be large."""
+    found, begin = torch.zeros((), dtype=torch.float64, device=one.device), 0
+    for part in one.detach().flatten().split(_MOST):
+        places = torch.arange(begin, begin + len(part), dtype=torch.float64, device=one.device)
+        found, begin = found + part.double().abs() @ (1.0 + places / one.numel()), begin + len(part)
+    return float(found)
 
 
 def _numbers(value: Any) -> list[float]:
