@@ -525,7 +525,8 @@ def user_line() -> str:
 class WholeBatchNorms(TorchFunctionMode):
     """Has batch norm of replicated tensors made by the peers, whose ranks may share its statistics.
 
-    Copies that torch makes without asking the tensor (`torch.tensor(x)`) are made of the full one.
+    Copies that torch makes without asking the tensor (`torch.tensor(x)`) are made of the full one. Derivatives are
+    refused where ranks exchange rows: the gradients of one rank are addends, as many as there are ranks.
 
     Args:
         peers: the ranks.
@@ -539,6 +540,11 @@ class WholeBatchNorms(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.as_tensor and type(args[0] if args else kwargs.get("data")) is ShardedTensor:
             return _as_tensor(*args, **kwargs)
+        if func is torch.autograd.grad and self._peers.exchanges and not torch_adapter.in_transforms():
+            raise ShardingError(
+                f"{user_line()}: autograd.grad takes derivatives while samples are divided among {self._peers.size} "
+                "ranks, and each would have a part of them: say spatial_parallel_degree = 1"
+            )
         if func in _COPYING:
             args, kwargs = mapped(gathered, (args, kwargs))
             return func(*args, **kwargs)

@@ -3,6 +3,7 @@
 from types import ModuleType
 from typing import Final
 
+import torch
 from torch._functorch import eager_transforms, vmap
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._guards import TracingContext
@@ -10,6 +11,11 @@ from torch.autograd import forward_ad
 
 outside_transforms = temporarily_clear_interpreter_stack
 """Opens a block in which no transform is under way."""
+
+
+def in_transforms() -> bool:
+    """Return whether one of `torch.func`'s transforms is under way."""
+    return torch._C._functorch.maybe_current_level() is not None
 
 
 def compiling() -> bool:
