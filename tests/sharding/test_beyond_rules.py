@@ -111,6 +111,7 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], Any]]] = {
     "instance norm": ((2, 4, 6), lambda x: torch.instance_norm(x, TABLE[0], None, None, None, True, 0.1, 1e-5, False)),
     "weighted": ((4, 6), lambda x: F.l1_loss(x, torch.zeros(4, 6), weight=torch.arange(24.0).view(4, 6))),
     "weights": ((4, 6), lambda x: F.mse_loss(x, torch.zeros(4, 6), weight=torch.arange(24.0).view(4, 6))),
+    "class weights": ((4, 4), lambda x: F.cross_entropy(x, torch.arange(4), x.detach()[:, 0].abs())),
     "variances": ((2, 4, 4), lambda x: F.gaussian_nll_loss(x, torch.zeros(2, 4, 4), torch.ones(2, 4))),
     "a word that is a number": (
         (4, 6),
