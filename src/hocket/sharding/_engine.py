@@ -540,7 +540,8 @@ class WholeBatchNorms(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.as_tensor and type(args[0] if args else kwargs.get("data")) is ShardedTensor:
             return _as_tensor(*args, **kwargs)
-        if func is torch.autograd.grad and self._peers.exchanges and not torch_adapter.in_transforms():
+        derives = func is torch.autograd.grad and self._peers.exchanges
+        if derives and not any(map(torch_adapter.of_transform, leaves((args, kwargs)))):
             raise ShardingError(
                 f"{user_line()}: autograd.grad takes derivatives while samples are divided among {self._peers.size} "
                 "ranks, and each would have a part of them: say spatial_parallel_degree = 1"

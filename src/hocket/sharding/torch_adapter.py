@@ -1,7 +1,7 @@
 """Names that torch keeps to itself and may move: where `torch.func` and torch.compile meet tensors of a program."""
 
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch._functorch import eager_transforms, vmap
@@ -13,9 +13,9 @@ outside_transforms = temporarily_clear_interpreter_stack
 """Opens a block in which no transform is under way."""
 
 
-def in_transforms() -> bool:
-    """Return whether one of `torch.func`'s transforms is under way."""
-    return torch._C._functorch.maybe_current_level() is not None
+def of_transform(leaf: Any) -> bool:
+    """Return whether one of `torch.func`'s transforms has made a tensor to take derivatives by."""
+    return isinstance(leaf, torch.Tensor) and torch._C._functorch.is_gradtrackingtensor(leaf)
 
 
 def compiling() -> bool:
