@@ -52,7 +52,8 @@ class ShardedTensor(torch.Tensor):
 class GatheredView(torch.Tensor):
     """A view of a divided tensor that had to be gathered for it: a copy, where the program sees shared memory.
 
-    Reading it is right for as long as nothing is written to the tensor; writing to it is refused.
+    What is written to either is carried over: from the tensor before the view is read, from the view at once. It is
+    refused for what torch makes a view or a copy of, by how the full tensor lies.
     """
 
     _hocket_source: _Source
@@ -63,13 +64,38 @@ class GatheredView(torch.Tensor):
             return call_on_shards(func, args, kwargs or {})
 
 
-class _Source(NamedTuple):
-    """What a gathered view is a view of."""
+@dataclass(slots=True)
+class _Source:
+    """What gathered views are views of."""
 
-    tensor: weakref.ref[torch.Tensor]  # the divided tensor, while others hold it
-    memory: torch.Tensor  # shares its version, which counts what was written to it
-    version: int  # when it was gathered
-    base: bool  # whether the divided tensor is a view itself, of what others may hold
+    part: Any  # the divided tensor
+    whole: torch.Tensor  # the full one, gathered, whose memory they share
+    version: int  # of the divided tensor, which counts what was written to it, when both were alike
+    held: Callable[[], Any] | None = None  # for what may be a copy: tells whether others hold the divided tensor
+
+    def refresh(self, name: str = "a layer") -> None:
+        """Gather the tensor again if it may have been written to; a collective operation."""
+        changed = _writes(self.part) != self.version
+        if self.held is not None and changed:
+            raise refusal(name, self.whole, "reads a gathered tensor, a view or a copy of one that was changed since")
+        if self.held is None and (changed or self.part.is_inference()):
+            with torch.enable_grad():  # whatever the block in which the view is read
+                self.whole.copy_(gathered(self.part))
+            self.version = _writes(self.part)
+
+    def write(self) -> None:
+        """Write the full tensor to the divided one; gradients of what went into it add up over the ranks' shares."""
+        if self.held is None:
+            peers, shard = self.part._hocket_peers, self.part._hocket_shard
+            self.part.copy_(cut(peers.enter(self.whole), shard, peers.rank))
+            self.version = _writes(self.part)
+
+    def check(self, name: str, several: bool) -> None:
+        """Refuse to write to what may be a copy, or a view whose tensor others hold; or to several that may overlap."""
+        if several:
+            raise refusal(name, self.whole, "writes to several tensors, one of which was gathered")
+        if self.held is not None and self.held() is not None:
+            raise refusal(name, self.whole, "writes to a gathered tensor, which may be a view of another or a copy")
 
 
 def note(tensor: torch.Tensor, shard: Shard | None, peers: ShardPeers | None = None, weight: str = "") -> torch.Tensor:
@@ -92,12 +118,16 @@ def noted(tensor: Any) -> Shard | None:
     """Return how a tensor is divided; None where it is replicated, or no tensor."""
     kind = type(tensor)
     if kind is GatheredView:
-        _check_view(tensor, "a layer", False)
+        tensor._hocket_source.refresh()
     return tensor.__dict__["_hocket_shard"] if kind is ShardedTensor else None
 
 
 def gathered(tensor: Any) -> Any:
     """Return the full tensor, on every rank; a collective operation where the tensor is divided."""
+    if type(tensor) is GatheredView:
+        tensor._hocket_source.refresh()
+        with as_local():
+            return tensor.as_subclass(torch.Tensor)
     if type(tensor) is not ShardedTensor:
         return tensor
     shard, peers = tensor._hocket_shard, tensor._hocket_peers
@@ -231,15 +261,29 @@ def _noted(result: Any, shards: list[Shard | None], peers: ShardPeers) -> Any:
 
 
 def _examined(func: Any, args: Any, kwargs: dict[str, Any], marks: Any) -> Any:
-    """Make a call by its rule; remember what was done under `marks`, where that may be done again."""
+    """Make a call whose plan is not known; what it writes to gathered views reaches the tensors they are views of."""
     given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     views = [leaf for leaf in given if type(leaf) is GatheredView]
     for view in views:
-        written = changes_first(func, kwargs) and args and view is args[0]
-        _check_view(view, operator_name(func), bool(written))
+        view._hocket_source.refresh(operator_name(func))
+    first = list(leaves(args[:1])) if views and changes_first(func, kwargs) else []
+    sources = [(view._hocket_source, _writes(view), any(one is view for one in first)) for view in views]
+    for source, _, written in sources:
+        if written:
+            source.check(operator_name(func), several=args[0] is not first[0])
+    result = _ruled(func, args, kwargs, given, marks)
+    for source, version, written in sources:
+        if written or _writes(source.whole) != version:
+            source.write()
+        _mark_views(result, source)
+    return result
+
+
+def _ruled(func: Any, args: Any, kwargs: dict[str, Any], given: list[Any], marks: Any) -> Any:
+    """Make a call by its rule; remember what was done under `marks`, where that may be done again."""
     divided = [leaf for leaf in given if type(leaf) is ShardedTensor]
     if not divided:
-        return _own_view(func(*args, **kwargs), views)
+        return func(*args, **kwargs)
     name, peers = operator_name(func), divided[0]._hocket_peers
     if name.startswith("get_") and name not in RULES:
         asked = func(*args, **kwargs)
@@ -273,7 +317,7 @@ def _examined(func: Any, args: Any, kwargs: dict[str, Any], marks: Any) -> Any:
             raise
         _say(peers, name, args, kwargs, error.reason)
         call.func = func  # a rule may have put another in its place before it was refused
-        return _own_view(_on_gathered(call, args, kwargs, error), views)
+        return _on_gathered(call, args, kwargs, error)
     _say(peers, name, args, kwargs, call.gathered)
     if call.answer is not NO_ANSWER:
         if marks is not None and type(call.answer) in (int, torch.Size):
@@ -294,7 +338,7 @@ def _examined(func: Any, args: Any, kwargs: dict[str, Any], marks: Any) -> Any:
     for tensor, shard in zip(made, shards, strict=True):
         note(tensor, shard, peers, weight)
     # A call that changes its first argument returns that very tensor: further writes to a copy of it would be lost.
-    return mapped(gathered, result) if alone and not weight and not call.in_place else _own_view(result, views)
+    return mapped(gathered, result) if alone and not weight and not call.in_place else result
 
 
 def _plan(call: OperatorCall, shards: list[Shard | None], numbers: dict[int, int], repeated: bool) -> _Plan | None:
@@ -377,39 +421,47 @@ def _say(peers: ShardPeers, name: str, args: Any, kwargs: Any, why: str) -> None
 
 
 def _on_gathered(call: OperatorCall, args: Any, kwargs: dict[str, Any], error: CannotShard) -> Any:
-    """Make a call on the full tensors, on every rank; what is written to a divided one becomes this rank's shard."""
-    fulls: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
+    """Make a call on the full tensors, on every rank; of what is written to divided ones each keeps its shard."""
+    fulls: dict[int, tuple[_Source, int]] = {}
 
     def full(leaf: Any) -> Any:
         if type(leaf) is not ShardedTensor:
             return leaf
         if id(leaf) not in fulls:
             whole = gathered(leaf)
-            fulls[id(leaf)] = leaf, whole, _writes(whole)
-        return fulls[id(leaf)][1]
+            fulls[id(leaf)] = _Source(leaf, whole, _writes(leaf)), _writes(whole)
+        return fulls[id(leaf)][0].whole
 
     target = next(iter((*args, *kwargs.values()))) if call.in_place else None
     if isinstance(target, tuple | list):
         raise refusal(call.name, next(iter(target)), f"writes to several tensors, and {error.reason}") from error
     full_args, full_kwargs = mapped(full, (args, kwargs))
     result = call.func(*full_args, **full_kwargs)
-    if type(target) is ShardedTensor:
-        if fulls[id(target)][1].shape != full_shape(target.shape, target._hocket_shard):
-            raise refusal(call.name, target, f"changes the shape, and {error.reason}") from error
-        target.copy_(cut(fulls[id(target)][1], target._hocket_shard, call.rank))
-        return None if result is None else target
-    for part, whole, version in fulls.values() if not call.in_place else ():
+    for source, version in fulls.values():
+        part, whole = source.part, source.whole
+        if whole.shape != full_shape(part.shape, part._hocket_shard):
+            raise refusal(call.name, part, f"changes the shape, and {error.reason}") from error
         # An operator of a library, or a table of vectors that is scaled as it is read; batch norm counts no writes.
         statistics = "batch_norm" in call.name and part.ndim == 1
-        if _writes(whole) != version or (statistics and not torch.equal(whole, gathered(part))):
-            raise refusal(call.name, part, f"writes to a tensor that was gathered, and {error.reason}") from error
-        memory = _memory(whole)
-        for leaf in leaves(result):
-            if type(leaf) is torch.Tensor and _memory(leaf) == memory:
-                source = _Source(weakref.ref(part), part.detach(), _writes(part), part._base is not None)
-                leaf.__class__ = GatheredView
-                leaf.__dict__["_hocket_source"] = source
-    return result
+        changed = _writes(whole) != version or (statistics and not torch.equal(whole, gathered(part)))
+        if changed or target is part:
+            source.write()
+        if _shares(call.name, call.kwargs) is not None:
+            source.held = weakref.ref(part) if part._base is None else lambda: True
+            source.part, source.whole = part.detach(), whole.detach()
+        _mark_views(result, source)
+    tensors = {id(source.whole): source.part for source, _ in fulls.values() if source.held is None}
+    found = any(id(leaf) in tensors for leaf in leaves(result))
+    return mapped(lambda leaf: tensors.get(id(leaf), leaf), result) if found else result
+
+
+def _mark_views(result: Any, source: _Source) -> None:
+    """Have results that share the memory of a gathered tensor say so."""
+    memory = _memory(source.whole)
+    for leaf in leaves(result):
+        if type(leaf) is torch.Tensor and _memory(leaf) == memory and leaf is not source.whole:
+            leaf.__class__ = GatheredView
+            leaf.__dict__["_hocket_source"] = source
 
 
 def _shares(name: str, kwargs: dict[str, Any]) -> Callable[[torch.Tensor, list[int]], bool] | None:
@@ -446,25 +498,6 @@ def _writes(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _own_view(result: Any, views: list[Any]) -> Any:
-    """Return results, of which those that share the memory of gathered views are such themselves."""
-    for view in views:
-        memory = _memory(view)
-        for leaf in leaves(result):
-            if type(leaf) is torch.Tensor and _memory(leaf) == memory:
-                leaf.__class__ = GatheredView
-                leaf.__dict__["_hocket_source"] = view._hocket_source
-    return result
-
-
-def _check_view(view: Any, name: str, written: bool) -> None:
-    source: _Source = view._hocket_source
-    if _writes(source.memory) != source.version:
-        raise refusal(name, view, "reads a view that was gathered, after the tensor itself was changed in place")
-    if written and (source.base or source.tensor() is not None):
-        raise refusal(name, view, "changes a view in place whose tensor is divided in another way")
-
-
 _OF_MEMORY = frozenset(
     ["as_strided", "as_strided_copy", "as_strided_scatter", "stride", "storage_offset", "data_ptr", "storage", "set"]
     + ["resize", "resize_as", "set_data", "register_hook"]
@@ -492,7 +525,8 @@ def user_line() -> str:
 class WholeBatchNorms(TorchFunctionMode):
     """Has batch norm of replicated tensors made by the peers, whose ranks may share its statistics.
 
-    Copies that torch makes without asking the tensor (`torch.tensor(x)`) are made of the full one.
+    Copies that torch makes without asking the tensor (`torch.tensor(x)`) are made of the full one. Derivatives are
+    refused where ranks exchange rows: the gradients of one rank are addends, as many as there are ranks.
 
     Args:
         peers: the ranks.
@@ -506,6 +540,12 @@ class WholeBatchNorms(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.as_tensor and type(args[0] if args else kwargs.get("data")) is ShardedTensor:
             return _as_tensor(*args, **kwargs)
+        derives = func is torch.autograd.grad and self._peers.exchanges
+        if derives and not any(map(torch_adapter.of_transform, leaves((args, kwargs)))):
+            raise ShardingError(
+                f"{user_line()}: autograd.grad takes derivatives while samples are divided among {self._peers.size} "
+                "ranks, and each would have a part of them: say spatial_parallel_degree = 1"
+            )
         if func in _COPYING:
             args, kwargs = mapped(gathered, (args, kwargs))
             return func(*args, **kwargs)

@@ -161,6 +161,7 @@ def class_loss(call: OperatorCall, *args: Any, **kwargs: Any) -> Outcome:
     reduction, weight = values.pop("reduction", "mean"), values.pop("weight", None)
     ignored = values.get("ignore_index", -100)
     shard = call.shard(input)
+    call.replicated(weight)
     classes = min(1, input.ndim - 1)
     if shard.dim == classes:
         call.refuse("works along the dim that is divided")

@@ -1,8 +1,9 @@
 """Names that torch keeps to itself and may move: where `torch.func` and torch.compile meet tensors of a program."""
 
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
+import torch
 from torch._functorch import eager_transforms, vmap
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._guards import TracingContext
@@ -10,6 +11,11 @@ from torch.autograd import forward_ad
 
 outside_transforms = temporarily_clear_interpreter_stack
 """Opens a block in which no transform is under way."""
+
+
+def of_transform(leaf: Any) -> bool:
+    """Return whether one of `torch.func`'s transforms has made a tensor to take derivatives by."""
+    return isinstance(leaf, torch.Tensor) and torch._C._functorch.is_gradtrackingtensor(leaf)
 
 
 def compiling() -> bool:

@@ -386,7 +386,7 @@ class Reaching(nn.Module):
 
 
 WORDS = {
-    "stale": "changed in place", "address": "data_ptr", "hook": "register_hook", "strided": "as_strided",
+    "stale": "", "address": "data_ptr", "hook": "register_hook", "strided": "as_strided",
     "narrow": "given 5 features or channels where it has 16", "function": "", "gradient": "", "returned": "",
     "checkpoint": "", "reentrant": "", "copied": "", "outside": "", "masked": "", "out": "", "both": "",
 }  # fmt: skip

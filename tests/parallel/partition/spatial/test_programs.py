@@ -199,6 +199,13 @@ class InPlaceOfView(nn.Module):
         return x
 
 
+class Forces(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        slopes = torch.func.grad(lambda given: given.pow(3).sum())(x)
+        return x + slopes + torch.autograd.grad(x.pow(3).sum(), x)[0]
+
+
 def refused() -> list[Any]:
     torch.manual_seed(0)
     found: list[Any] = []
@@ -206,6 +213,7 @@ def refused() -> list[Any]:
         (nn.Linear(3, 2), torch.randn(4, 3)),
         (Closed(), torch.randn(2, 1, 4, 4)),
         (InPlaceOfView(), torch.randn(2, 1, 4, 4)),
+        (Forces(), torch.randn(2, 1, 4, 4)),
         (InPlace(), torch.randn(1, 1, 4, 4)),
     ):
         expected = model(x)
@@ -218,11 +226,12 @@ def refused() -> list[Any]:
 
 
 def test_what_cannot_be_done_is_said_with_the_remedy() -> None:
-    first, closed, second, third = run_ranks(refused, 2)[1]
+    first, closed, second, forces, third = run_ranks(refused, 2)[1]
     assert "makes of a divided tensor that is none of the arguments" in closed
     assert "no input of the model can be divided among 2 ranks" in first
     assert "spatial_parallel_degree = 1" in first
-    assert "changes a view in place" in second
+    assert "may be a view of another or a copy" in second
+    assert "autograd.grad takes derivatives while samples are divided among 2 ranks" in forces
     assert third is True  # a write to the divided tensor itself is one to the rows that each rank has
 
 
