@@ -273,14 +273,15 @@ def _queue_behind_a_death():
         with pytest.raises(PeerDiedError) as caught:
             work.wait()
         texts.append(str(caught.value))
-    with pytest.raises(PeerDiedError):
+    with pytest.raises(PeerDiedError) as caught:
         dist.barrier()
-    return texts
+    return texts, caught.value.__notes__
 
 
 def test_everything_queued_behind_a_death_ends_with_its_error():
-    texts = run_ranks(_queue_behind_a_death, 2, expect_death={1}, timeout_s=20)[0]
+    texts, notes = run_ranks(_queue_behind_a_death, 2, expect_death={1}, timeout_s=20)[0]
     assert len(texts) == 3
+    assert notes == ["That was before: group '0' is over, for all of this program. Start the ranks again."]
     assert all("rank 1 " in text and "died" in text for text in texts)
 
 

@@ -60,7 +60,9 @@ class Runner:
         operation has broken the group.
         """
         if self._broken is not None:
-            raise copy.copy(self._broken)
+            error = copy.copy(self._broken)
+            error.add_note(f"That was before: group {self._name!r} is over, for all of this program. Start the ranks again.")
+            raise error
         timeout_s = opts.timeout.total_seconds()
         if timeout_s <= 0:
             timeout_s = self.timeout_s
