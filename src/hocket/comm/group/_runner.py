@@ -61,7 +61,8 @@ class Runner:
         """
         if self._broken is not None:
             error = copy.copy(self._broken)
-            error.add_note(f"That was before: group {self._name!r} is over, for all of this program. Start the ranks again.")
+            over = f"That was before: group {self._name!r} is over, for all of this program. Start the ranks again."
+            error.add_note(over)
             raise error
         timeout_s = opts.timeout.total_seconds()
         if timeout_s <= 0:
