@@ -109,8 +109,9 @@ class PipelinedSteps(Steps):
                     return plain(data)
                 model, engine, tally = self.model, self.engine(), self.tally
                 assert tally is not None
+                of_losses = [model._loss_tracker, *getattr(model._compile_loss, "metrics", ())]  # of each output
                 for metric in _metrics.other_metrics(model):
-                    if metric is not model._loss_tracker:
+                    if all(metric is not one for one in of_losses):
                         raise ValueError(
                             f"metric {metric.name!r} is updated by a layer, which with pipeline= only the ranks of one "
                             "stage run, a micro-batch at a time: pass it to compile(metrics=...), or leave pipeline= "
