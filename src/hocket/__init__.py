@@ -48,15 +48,10 @@ __all__ = [
 
 _HOMES = {
     "Plan": "hocket.planner",
-    "Trainer": "hocket.parallel",
-    "average": "hocket.parallel",
-    "deferred": "hocket.parallel",
-    "distribute": "hocket.parallel",
-    "own": "hocket.parallel",
-    "read_state_dict": "hocket.parallel",
-    "resume": "hocket.parallel",
-    "shard": "hocket.parallel",
-    "total": "hocket.parallel",
+    **dict.fromkeys(
+        ("Trainer", "average", "deferred", "distribute", "own", "read_state_dict", "resume", "shard", "total"),
+        "hocket.parallel",
+    ),
 }
 _PACKAGES = frozenset(__all__) - _HOMES.keys() - {"__version__"}
 
@@ -76,7 +71,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+    return sorted(__all__)
 
 
 def _register_with_torch() -> None:

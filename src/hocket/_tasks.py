@@ -318,24 +318,35 @@ def _agree(tasks: LaunchedTask) -> int:
     name = _proof(secret, tasks.job)
     begin = int(name[:12], 16)
     ports = [_FIRST_PORT + (begin + index * 997) % _PORTS for index in range(_CANDIDATES)]
-    deadline_s = time.monotonic() + _PATIENCE_S
-    assert tasks.host is not None
     if tasks.rank:
-        while time.monotonic() < deadline_s:
-            for port in ports:
-                with contextlib.suppress(OSError, ValueError):
-                    nonce = secrets.token_hex(16)
-                    with socket.create_connection((tasks.host, port), timeout=_REPLY_S) as asked:
-                        asked.sendall(name + nonce.encode())
-                        word, answer, proof = _line(asked, _MOST_ANSWER).split()
-                    if word == b"hocket" and hmac.compare_digest(proof, _proof(secret, nonce + answer.decode())):
-                        return int(answer)
-            time.sleep(0.1)
-        raise TasksError(
-            f"rank {tasks.rank} of {tasks.size} did not find rank 0 at {tasks.host} in {_PATIENCE_S:.0f} s; if that is "
-            "not its address, set MASTER_ADDR for all ranks; if a firewall is between them, MASTER_PORT, too; if "
-            "HOCKET_SECRET_FILE is set, all need the same secret"
-        )
+        return _ask(tasks, name, secret, ports)
+    return _answer(tasks, name, secret, ports)
+
+
+def _ask(tasks: LaunchedTask, name: bytes, secret: bytes, ports: list[int]) -> int:
+    """Return the port that rank 0 tells, which is asked at each of some ports until it answers."""
+    assert tasks.host is not None
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline_s:
+        for port in ports:
+            with contextlib.suppress(OSError, ValueError):
+                nonce = secrets.token_hex(16)
+                with socket.create_connection((tasks.host, port), timeout=_REPLY_S) as asked:
+                    asked.sendall(name + nonce.encode())
+                    word, answer, proof = _line(asked, _MOST_ANSWER).split()
+                if word == b"hocket" and hmac.compare_digest(proof, _proof(secret, nonce + answer.decode())):
+                    return int(answer)
+        time.sleep(0.1)
+    raise TasksError(
+        f"rank {tasks.rank} of {tasks.size} did not find rank 0 at {tasks.host} in {_PATIENCE_S:.0f} s; if that is "
+        "not its address, set MASTER_ADDR for all ranks; if a firewall is between them, MASTER_PORT, too; if "
+        "HOCKET_SECRET_FILE is set, all need the same secret"
+    )
+
+
+def _answer(tasks: LaunchedTask, name: bytes, secret: bytes, ports: list[int]) -> int:
+    """Return a free port, of which a thread tells the other tasks at the first of some ports that is free, too."""
+    deadline_s = time.monotonic() + _PATIENCE_S
     bound = _LOCAL if tasks.host == _LOCAL else ""
     for port in ports:
         with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ import pytest
 from hocket.cli import main
 from hocket.comm import OperationRecord
 from hocket.explain import Replay, explain, parts_of, report
-from hocket.explain._verdicts import began
+from hocket.explain._straggler import began
 from hocket.profile import RecordError, read_run
 from hocket.profile._layout import PHASE, SAMPLE, STEP
 from hocket.profile._record import RankRecord

@@ -25,13 +25,11 @@ if TYPE_CHECKING:
     )
     from .shm import (
         MemoryWindow,
-        RegistrationStats,
         empty,
         empty_like,
         host_identity,
         is_registered,
         open_window,
-        registration_stats,
         zeros,
     )
     from .timeouts import timeout_setting
@@ -54,11 +52,10 @@ if TYPE_CHECKING:
 __all__ = [
     "AggregationStats", "CollectiveMismatchError", "CollectiveTimeoutError", "CommError", "EndpointExecutor",
     "EnginePointToPoint", "EngineTransport", "MemoryWindow", "Message", "MpiPointToPoint", "Observer",
-    "OperationRecord", "PeerDiedError", "PendingMessage", "PointToPoint", "ProgressObserver", "RegistrationStats",
-    "ScheduledTransport", "ShmStreams", "aggregation_stats", "announce_message", "blocks_after", "blocks_before",
-    "choose", "empty", "empty_like", "follow", "host_identity", "is_registered", "known_group", "label", "maxloc",
-    "minloc", "observe", "open_streams", "open_window", "perform", "reducer", "registration_stats",
-    "timeout_setting", "zeros",
+    "OperationRecord", "PeerDiedError", "PendingMessage", "PointToPoint", "ProgressObserver", "ScheduledTransport",
+    "ShmStreams", "aggregation_stats", "announce_message", "blocks_after", "blocks_before", "choose", "empty",
+    "empty_like", "follow", "host_identity", "is_registered", "known_group", "label", "maxloc", "minloc", "observe",
+    "open_streams", "open_window", "perform", "reducer", "timeout_setting", "zeros",
 ]  # fmt: skip
 
 __getattr__ = lazy(
@@ -72,10 +69,7 @@ __getattr__ = lazy(
             "EndpointExecutor Message PendingMessage PointToPoint ScheduledTransport blocks_after "
             "blocks_before choose perform"
         ),
-        "shm": (
-            "MemoryWindow RegistrationStats empty empty_like host_identity is_registered open_window "
-            "registration_stats zeros"
-        ),
+        "shm": ("MemoryWindow empty empty_like host_identity is_registered open_window zeros"),
         "timeouts": "timeout_setting",
         "transport": (
             "CollectiveMismatchError CollectiveTimeoutError CommError Observer OperationRecord PeerDiedError "

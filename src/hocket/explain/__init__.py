@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from ._report import report
     from ._timeline import timeline_of_run
     from ._top import top_lines
-    from ._verdicts import Verdict, verdicts_of
+    from ._verdict import Verdict
+    from ._verdicts import verdicts_of
 
 __all__ = [
     "Arrivals", "Explanation", "Parts", "PredictedStep", "Replay", "Replayed", "ReplayedOperation", "Verdict", "WhatIf",
@@ -35,6 +36,7 @@ __getattr__ = lazy(
         "_report": "report",
         "_timeline": "timeline_of_run",
         "_top": "top_lines",
-        "_verdicts": "Verdict verdicts_of",
+        "_verdict": "Verdict",
+        "_verdicts": "verdicts_of",
     },
 )

@@ -10,7 +10,9 @@ from hocket.profile import OPERATION, STEP, Hang, RunRecord, find_hang, read_any
 
 from ._parts import QUICK, Parts, parts_of
 from ._predicted import PredictedStep, predicted_of
-from ._verdicts import LEAST_STEPS, Verdict, began, verdicts_of
+from ._straggler import began
+from ._verdict import LEAST_STEPS, Verdict
+from ._verdicts import verdicts_of
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,10 @@ class Parts:
         quick = np.quantile(seconds, QUICK, axis=1)
         return quick if self.of(BUBBLE).any() else np.full_like(quick, np.median(quick))
 
+    def share(self, seconds: Array) -> float:
+        """Return what some seconds of each rank and step are of the length of all steps, 0 to 1."""
+        return float(seconds.sum() / self.lengths_s.sum())
+
     def ready_shares(self) -> Array:
         """Return by rank the share of the time in which its main thread was ready and had no core."""
         return self._shares("arrived_s")

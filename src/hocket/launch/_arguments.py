@@ -360,18 +360,7 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
     if flags.kubernetes is not None and not re.fullmatch("1:1|0*[1-9][0-9]*", str(flags.nnodes)):
         raise ArgumentError(f"--nnodes {flags.nnodes}: with --kubernetes give the number of pods")
     flags.nproc_per_node = str(nproc)
-    hosts: Mapping[str, int] = {}
-    if flags.hosts is not None or flags.hostfile is not None:
-        from ._hosts import read_hosts
-
-        if str(flags.nnodes) not in ("1", "1:1") or flags.fabric is not None or flags.aggregate:
-            raise ArgumentError(
-                "--hosts and --hostfile say where all ranks are; leave out --nnodes, --fabric, --aggregate"
-            )
-        try:
-            hosts = read_hosts(flags.hosts, flags.hostfile, nproc)
-        except ValueError as error:
-            raise ArgumentError(str(error)) from None
+    hosts = _hosts(flags, nproc)
     found = LaunchArguments(
         flags=flags,
         nproc=nproc,
@@ -407,6 +396,20 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
                 raise ArgumentError(str(error)) from None
         _choose_rendezvous(found)
     return found
+
+
+def _hosts(flags: argparse.Namespace, nproc: int) -> Mapping[str, int]:
+    """Return the ranks of each host that is to be reached by ssh."""
+    if flags.hosts is None and flags.hostfile is None:
+        return {}
+    from ._hosts import read_hosts
+
+    if str(flags.nnodes) not in ("1", "1:1") or flags.fabric is not None or flags.aggregate:
+        raise ArgumentError("--hosts and --hostfile say where all ranks are; leave out --nnodes, --fabric, --aggregate")
+    try:
+        return read_hosts(flags.hosts, flags.hostfile, nproc)
+    except ValueError as error:
+        raise ArgumentError(str(error)) from None
 
 
 def _check_script(target: str) -> None:

@@ -42,7 +42,6 @@ class DirectPlans:
         plan = self._plans.get(key)
         if plan is not None:
             self._plans.move_to_end(key)
-            registration_cache.count_hits(channel.size - 1)
             return plan
         n, me = channel.size, channel.rank
         share = -(-flat.numel() // n)

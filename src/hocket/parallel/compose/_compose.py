@@ -114,7 +114,7 @@ def compose(
     form, trained = _held(draft, tables, frozen)
     whole = {p for group in optimizer.param_groups for p in group["params"] if id(p) in frozen}
     shard_optimizer(optimizer, form.owned, whole)
-    passes, buffers = _passes(draft, form, pipeline, loss, loss_form)
+    passes = _passes(draft, form, pipeline, loss, loss_form)
     composition = Composition(
         model=model,
         modules=draft.modules,
@@ -122,7 +122,7 @@ def compose(
         mesh=mesh,
         form=form,
         passes=passes,
-        buffers=buffers,
+        buffers=passes.buffers,
         optimizer=optimizer,
         plan=plan,
         outline=outline,
@@ -261,8 +261,8 @@ def _senders_of_parts(mesh: Mesh) -> World | None:
 
 def _passes(
     draft: Draft, form: ShardingStrategy, pipeline: Pipeline | None, loss: LossFn, loss_form: LossForm
-) -> tuple[Passes, BroadcastBuffers]:
-    """Return what computes losses and gradients, and the buffers that it keeps alike."""
+) -> Passes:
+    """Return what computes losses and gradients."""
     plan, mesh = draft.plan, draft.mesh
     # Workers that do not agree at every step compute gradients as if each were alone.
     data = mesh["data"] if plan.synchronisation == "every_step" else World(0, 1, None)
@@ -271,12 +271,16 @@ def _passes(
     answers = all(mesh[axis.name].rank == 0 for axis in inner() if axis.divides != "layers")
     samples, stages = mesh["data"], mesh["pipeline"]
     if pipeline is None:
-        own, running = SampleNumbers(mesh.whole, samples.rank, own=data.size != samples.size), draft.running
-        whole = WholePasses(draft.model, loss, loss_form, form, buffers, data, own, answers=answers, running=running)
-        return whole, buffers
-    answers = answers and pipeline.holds_last
-    numbers = StageNumbers(mesh.whole, samples.rank * stages.size + stages.rank)
-    return StagedPasses(pipeline, loss, loss_form, form, buffers, samples, numbers, answers=answers), buffers
+        numbers = SampleNumbers(mesh.whole, samples.rank, own=data.size != samples.size)
+        return WholePasses(
+            loss_fn=loss, loss_form=loss_form, form=form, buffers=buffers, data=data, numbers=numbers, answers=answers,
+            model=draft.model, running=draft.running,
+        )  # fmt: skip
+    return StagedPasses(
+        loss_fn=loss, loss_form=loss_form, form=form, buffers=buffers, data=samples,
+        numbers=StageNumbers(mesh.whole, samples.rank * stages.size + stages.rank),
+        answers=answers and pipeline.holds_last, pipeline=pipeline,
+    )  # fmt: skip
 
 
 def _groups(parameters: Mapping[str, torch.nn.Parameter], optimizer: Any) -> dict[str, int]:

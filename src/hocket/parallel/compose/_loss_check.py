@@ -197,8 +197,8 @@ class LossCheck:
             calm(modules)
             first: list[MeasuredLoss] = []
 
-            def agrees(number: int, one: list[MeasuredLoss]) -> bool:
-                seed(number)
+            def agrees(one: list[MeasuredLoss]) -> bool:
+                seed(1)
                 other = judge.measured(0, few.samples)
                 return not one or judge.close(one[0].value, other[0].value, 1e-2)
 
@@ -208,14 +208,14 @@ class LossCheck:
                     seed(0)
                     first = judge.measured(0, few.samples)
                     self._seen = self._seen or self._parameters()
-                    same = agrees(1, first)
+                    same = agrees(first)
             except Exception as caught:  # what is no mere matter of the mode will be met in the step itself
                 same, error = False, said(caught)
             if all(from_all(same)):
                 return judge.verdict(first), steady or calm is as_trained
             if calm is as_trained and not any(from_all(error)):
                 with undisturbed(modules):  # perhaps it was no random number, but what the first pass left in buffers
-                    steady = all(from_all(agrees(1, first)))
+                    steady = all(from_all(agrees(first)))
         return self._composition.mesh.whole.first(error), steady
 
     def _whole_alone(

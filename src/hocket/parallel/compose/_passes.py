@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,21 +20,29 @@ from ..pipeline import Micro, Pipeline, sizes
 LossFn = Callable[[Any, Any], Any]
 
 
-class Passes(Protocol):
+@dataclass(kw_only=True, eq=False, repr=False)
+class Passes(ABC):
     """What computes losses and gradients."""
 
     loss_fn: LossFn  # of output and target
+    loss_form: LossForm  # how the losses of parts add up
+    form: ShardingStrategy  # how ranks that hold the same parameters hold them
+    buffers: BroadcastBuffers  # what it keeps alike
+    data: World  # the ranks whose gradients are averaged
     numbers: SampleNumbers  # the random numbers that each rank draws for its samples
     answers: bool  # whether this rank is the one of its tensor-parallel and pipeline neighbours that knows metrics
-    pipeline: Pipeline | None  # runs this rank's stages; None where it computes the model from its input to its output
-    state: ForwardState | None  # keeps buffers right that forward passes change; None if there is none
+    pipeline: Pipeline | None = None  # runs this rank's stages; None where it computes the model from end to end
+    state: ForwardState | None = None  # keeps buffers right that forward passes change; None if there is none
 
+    @abstractmethod
     def train(self, parts: Sequence[BatchPart]) -> Callable[[], torch.Tensor]:
         """Add up the gradients of the batch and have them averaged; return what waits for the global loss."""
 
+    @abstractmethod
     def value(self, part: BatchPart, metric: LossFn) -> Any:
         """Return the metric of a part of a batch, where this rank knows it."""
 
+    @abstractmethod
     def measured(self, part: BatchPart, loss_fn: LossFn | None = None, *, whole: bool = False) -> list[MeasuredLoss]:
         """Return the loss of a part of a batch, without a backward; [] where this rank does not know it.
 
@@ -40,55 +50,53 @@ class Passes(Protocol):
         training.
         """
 
+    def _settled(self, tally: LossTally, work: Any, expected: float, samples: int) -> Callable[[], torch.Tensor]:
+        """Have gradients divided by what the whole batch counts, where that was not known before; return its loss."""
 
-class WholePasses:
+        def loss() -> torch.Tensor:
+            if work is not None:
+                work.wait()
+            return tally.mean()[0]
+
+        if self.loss_form.kind in ("sum", "samples"):
+            return loss
+        if work is not None:
+            work.wait()
+        value, count = tally.mean()
+        if count:
+            if abs(count / expected - 1.0) > 1e-12:
+                self.form.scale(expected / count)
+            self.loss_form.rate = count / samples
+        return lambda: value
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class WholePasses(Passes):
     """Passes through a model that this rank computes from its input to its output."""
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        loss_fn: LossFn,
-        loss_form: LossForm,
-        form: ShardingStrategy,
-        buffers: BroadcastBuffers,
-        data: World,
-        numbers: SampleNumbers,
-        *,
-        answers: bool,
-        running: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
-        self.answers = answers
-        self.state: ForwardState | None = None
-        self.pipeline: Pipeline | None = None
-        self.numbers = numbers
-        self._running = running
-        self._model = model
-        self.loss_fn = loss_fn
-        self._loss = loss_form
-        self._form = form
-        self._buffers = buffers
-        self._data = data
+    model: torch.nn.Module
+    running: Callable[[], AbstractContextManager[None]]  # opens a block in which the model runs
 
     def train(self, parts: Sequence[BatchPart]) -> Callable[[], torch.Tensor]:
         """See Passes."""
-        data, form = self._data, self._loss
-        tally = LossTally(form, data.device)
-        expected = form.expected(parts[0].total)
+        data, loss_form = self.data, self.loss_form
+        tally = LossTally(loss_form, data.device)
+        expected = loss_form.expected(parts[0].total)
         work: Any = None
         if self.state is not None:
             self.state.begin(lambda i: parts[i].samples / parts[i].total)
         for i, part in enumerate(parts):
             last = i == len(parts) - 1
-            with self._form.passing(last), _batch.counting(part.samples):
-                self._buffers.send()
-                with self._running(), self.numbers.drawing():
-                    output = called(self._model, part.inputs)
+            with self.form.passing(last), _batch.counting(part.samples):
+                self.buffers.send()
+                with self.running(), self.numbers.drawing():
+                    output = called(self.model, part.inputs)
                     value = self.loss_fn(output, part.target)
-                measured = form.measure(value, part.inputs, part.target, part.samples)
+                measured = loss_form.measure(value, part.inputs, part.target, part.samples)
                 tally.add(measured)
                 if last and data.size > 1:  # on its way during back-propagation
                     work = dist.all_reduce(tally.sums, group=data.group, async_op=True)
-                elif last and i == 0 and form.kind != "sum":
+                elif last and i == 0 and loss_form.kind != "sum":
                     expected = measured.count or expected
                 derived = weighed(measured, output, data.size / expected)
                 # What the loss was computed of is memory: the logits of a language model are larger than its layers.
@@ -96,118 +104,101 @@ class WholePasses:
                 torch.autograd.backward(derived)
         if self.state is not None:
             self.state.end()
-        self._form.collect()
-        return _settled(form, self._form, tally, work, expected, parts[0].total)
+        self.form.collect()
+        return self._settled(tally, work, expected, parts[0].total)
 
     def value(self, part: BatchPart, metric: LossFn) -> Any:
         """See Passes."""
-        with self._running():
-            return metric(called(self._model, part.inputs), part.target)
+        with self.running():
+            return metric(called(self.model, part.inputs), part.target)
 
     def measured(self, part: BatchPart, loss_fn: LossFn | None = None, *, whole: bool = False) -> list[MeasuredLoss]:
         """See Passes."""
-        form = self._loss
-        with self._running(), torch.set_grad_enabled(form.kind == "graph" and form.inside is True):
-            value = form.evaluate(loss_fn or self.loss_fn, called(self._model, part.inputs), part.target)
-        found = form.measure(value, part.inputs, part.target, part.samples)
-        if form.kind == "graph" and form.inside is None and not found.paired:
-            form.inside = not found.terms  # perhaps the model computes the loss, and only its own graph tells
-            if form.inside:
+        loss_form = self.loss_form
+        with self.running(), torch.set_grad_enabled(loss_form.kind == "graph" and loss_form.inside is True):
+            value = loss_form.evaluate(loss_fn or self.loss_fn, called(self.model, part.inputs), part.target)
+        found = loss_form.measure(value, part.inputs, part.target, part.samples)
+        if loss_form.kind == "graph" and loss_form.inside is None and not found.paired:
+            loss_form.inside = not found.terms  # perhaps the model computes the loss, and only its own graph tells
+            if loss_form.inside:
                 found = self.measured(part, loss_fn)[0]
-                form.inside = bool(found.terms)
+                loss_form.inside = bool(found.terms)
         return [found]
 
 
-class StagedPasses:
+@dataclass(kw_only=True, eq=False, repr=False)
+class StagedPasses(Passes):
     """Passes through the stages of a pipeline, which cuts the rank's part of the batch into micro-batches."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        loss_fn: LossFn,
-        loss_form: LossForm,
-        form: ShardingStrategy,
-        buffers: BroadcastBuffers,
-        data: World,
-        numbers: SampleNumbers,
-        *,
-        answers: bool,
-    ) -> None:
-        self.answers = answers
-        self.state: ForwardState | None = None
-        self.pipeline: Pipeline | None = pipeline
-        self.numbers = numbers
-        self._pipeline = pipeline
-        self.loss_fn = loss_fn
-        self._micro_batches = pipeline.micro_batches
-        self._loss = loss_form
-        self._form = form
-        self._buffers = buffers
-        self._data = data
+    pipeline: Pipeline
+    _micro_batches: int = field(init=False)  # as many as the plan says
+
+    def __post_init__(self) -> None:
+        self._micro_batches = self.pipeline.micro_batches
 
     def train(self, parts: Sequence[BatchPart]) -> Callable[[], torch.Tensor]:
         """See Passes."""
         (part,) = parts
-        data, form = self._data, self._loss
-        tally = LossTally(form, data.device)
-        expected = form.expected(part.total)
+        data, loss_form = self.data, self.loss_form
+        tally = LossTally(loss_form, data.device)
+        expected = loss_form.expected(part.total)
 
         def loss_of(output: Any, micro: Micro) -> torch.Tensor:
             value = self.loss_fn(output, micro.target)
-            measured = form.measure(value, micro.inputs, micro.target, micro.samples if part.samples else 0)
+            measured = loss_form.measure(value, micro.inputs, micro.target, micro.samples if part.samples else 0)
             tally.add(measured)
             return weighed(measured, output, data.size / expected)
 
         self._keep_step(part)
         if self.state is not None:
-            fewest = self._pipeline.stages[0].fewest
-            each = sizes(samples_in([part.target, part.inputs]), self._pipeline.micro_batches, fewest)
+            fewest = self.pipeline.stages[0].fewest
+            each = sizes(samples_in([part.target, part.inputs]), self.pipeline.micro_batches, fewest)
             self.state.begin(lambda i: each[i] / part.total if part.samples else 0.0)
-        with self._form.adding(), _batch.counting(part.samples), self.numbers.drawing():
-            self._buffers.send()
-            self._pipeline.accumulate(part.inputs, part.target, loss_of)
+        with self.form.adding(), _batch.counting(part.samples), self.numbers.drawing():
+            self.buffers.send()
+            self.pipeline.accumulate(part.inputs, part.target, loss_of)
         if self.state is not None:
             self.state.end()
-        self._pipeline.from_last(tally.sums)
+        self.pipeline.from_last(tally.sums)
         work: Any = None
         if data.size > 1:
             work = dist.all_reduce(tally.sums, group=data.group, async_op=True)
-        self._form.reduce()
-        self._form.collect()
-        return _settled(form, self._form, tally, work, expected, part.total)
+        self.form.reduce()
+        self.form.collect()
+        return self._settled(tally, work, expected, part.total)
 
     def value(self, part: BatchPart, metric: LossFn) -> Any:
         """See Passes."""
         self._keep_step(part)
-        output = self._pipeline.forward(part.inputs)
-        return metric(output, part.target) if self._pipeline.holds_last else None
+        output = self.pipeline.forward(part.inputs)
+        return metric(output, part.target) if self.pipeline.holds_last else None
 
     def measured(self, part: BatchPart, loss_fn: LossFn | None = None, *, whole: bool = False) -> list[MeasuredLoss]:
         """See Passes."""
-        form, loss_fn = self._loss, loss_fn or self.loss_fn
-        graph = form.kind == "graph" and form.inside is not False and (whole or form.inside is True)
+        loss_form, loss_fn = self.loss_form, loss_fn or self.loss_fn
+        graph = loss_form.kind == "graph" and loss_form.inside is not False and (whole or loss_form.inside is True)
         found: list[MeasuredLoss] = []
 
         def loss_of(output: Any, micro: Micro) -> torch.Tensor:
             known = micro.inputs, micro.target, micro.samples
-            measured = form.measure(form.evaluate(loss_fn, output, micro.target), *known)
+            measured = loss_form.measure(loss_form.evaluate(loss_fn, output, micro.target), *known)
             if graph and not (measured.terms or measured.paired):  # perhaps the model computes it
-                inside = form.measure(loss_fn(output, micro.target), *known)
+                inside = loss_form.measure(loss_fn(output, micro.target), *known)
                 if inside.terms:
-                    measured, form.inside = inside, True
+                    measured, loss_form.inside = inside, True
             found.append(measured)
             return measured.loss.detach()
 
         self._keep_step(part)
         if whole:
-            self._pipeline.micro_batches = 1
-        self._pipeline.evaluate(part.inputs, part.target, loss_of, alike=whole, graph=graph)
+            self.pipeline.micro_batches = 1
+        self.pipeline.evaluate(part.inputs, part.target, loss_of, alike=whole, graph=graph)
         return found
 
     def _keep_step(self, part: BatchPart) -> None:
         """Have all data-parallel ranks run as many micro-batches as the one with the fewest samples can."""
-        fewest = max(1, part.total // self._data.size // self._pipeline.stages[0].fewest)
-        self._pipeline.micro_batches = min(self._micro_batches, fewest)
+        fewest = max(1, part.total // self.data.size // self.pipeline.stages[0].fewest)
+        self.pipeline.micro_batches = min(self._micro_batches, fewest)
 
 
 def weighed(measured: MeasuredLoss, output: Any, factor: float) -> torch.Tensor:
@@ -225,28 +216,6 @@ def weighed(measured: MeasuredLoss, output: Any, factor: float) -> torch.Tensor:
 
 def _zeros(gradients: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
     return tuple(None if one is None else torch.zeros_like(one) for one in gradients)
-
-
-def _settled(
-    form: LossForm, strategy: ShardingStrategy, tally: LossTally, work: Any, expected: float, samples: int
-) -> Callable[[], torch.Tensor]:
-    """Have gradients divided by what the whole batch counts, where that was not known before; return its loss."""
-
-    def loss() -> torch.Tensor:
-        if work is not None:
-            work.wait()
-        return tally.mean()[0]
-
-    if form.kind in ("sum", "samples"):
-        return loss
-    if work is not None:
-        work.wait()
-    value, count = tally.mean()
-    if count:
-        if abs(count / expected - 1.0) > 1e-12:
-            strategy.scale(expected / count)
-        form.rate = count / samples
-    return lambda: value
 
 
 def loss_of_model(output: Any, _: Any = None) -> torch.Tensor:

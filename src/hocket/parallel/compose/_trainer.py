@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import pkgutil
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,8 +28,6 @@ from ..batches import (
     Keywords,
     LossForm,
     LossTally,
-    SharedLoader,
-    generators,
 )
 from ..batches.batch import put_back
 from ..data import Relaxation, ReplicaMarks
@@ -43,6 +41,7 @@ from ._compose import compose
 from ._composition import Composition
 from ._divide import sample_inputs
 from ._loss_check import LossCheck
+from ._open_loaders import OpenLoaders
 from ._outside import (
     OtherParameters,
     ReplacedModules,
@@ -167,8 +166,11 @@ class Trainer:
             self.plan.keep()
         self._predictor = Predictor(self._composition, sample_inputs(sample, self.plan), taken)
         self._preemption: Preemption | None = None
-        self._loaders: list[SharedLoader] = []
-        self._positions: list[dict[str, Any]] = []  # of the run before, or forgotten, for loaders that are not open yet
+        self._loaders = OpenLoaders(
+            self._relaxation.loader
+            if self._relaxation is not None
+            else partial(DistributedLoader, among=self._mesh["data"])
+        )
 
     def _guard(self, model: torch.nn.Module, world: _world.World) -> None:
         """Refuse, or tell of, what the program would do to model and optimizer without the Trainer; collective."""
@@ -198,7 +200,7 @@ class Trainer:
         After `load`, the first call for each loader goes on where the saved run had stopped. Where the plan relaxes
         synchronisation, workers may get different numbers of parts, and the models are made alike at the epoch's end.
         """
-        shared = self._shared(loader)
+        shared = self._loaders.open(loader)
         if self._relaxation is not None:
             return self._relaxation.batches(shared)
         return iter(shared) if self._preemption is None else self._preemption.batches(shared)
@@ -377,8 +379,7 @@ class Trainer:
         """
         self._check_known()
         self.finish()
-        positions = [shared.position() for shared in self._loaders] + self._positions
-        about = {"steps": self.steps, "plan": self.plan.to_json(), "loaders": positions}
+        about = {"steps": self.steps, "plan": self.plan.to_json(), "loaders": self._loaders.positions()}
         _in_and_out.save(self._composition, Path(path), about, extra)
 
     def load(self, path: str | Path, *, weights_only: bool = True) -> Any:
@@ -404,9 +405,7 @@ class Trainer:
         if composition.form.compression is not None:
             composition.form.compression.forget()
         self.steps = about["steps"]
-        self._positions = list(about["loaders"])
-        for shared in self._loaders:
-            self._place(shared, opened=True)
+        self._loaders.place(about["loaders"])
         return extra
 
     def resume(self, path: str | Path, extra: Callable[[], Any] | None = None, *, weights_only: bool = True) -> Any:
@@ -559,48 +558,6 @@ class Trainer:
                 "says what its weights are: load a checkpoint or a state dict first, or build it all in the function "
                 "that hocket.deferred(build) is given, which initialises it as it would be"
             )
-
-    def _shared(self, loader: Iterable[Any]) -> SharedLoader:
-        for shared in self._loaders:
-            if shared.loader is loader or shared is loader:
-                return shared
-        self._forget_loaders()
-        shared = self._new_shared(loader)
-        self._place(shared)
-        self._loaders.append(shared)
-        return shared
-
-    def _place(self, shared: SharedLoader, *, opened: bool = False) -> None:
-        """Let a loader go on where its like stands, in the run before or of those that are forgotten; else begin."""
-        kind = shared.likeness
-
-        def alike(position: dict[str, Any]) -> tuple[bool, bool, bool]:
-            of = position.get("of", kind)
-            # The next batch is one of a loader that the run before had not done with, so that is opened first.
-            return of == kind, of[0] == kind[0], position["batch"] > 0 and not opened
-
-        best = max(self._positions, key=alike, default=None)
-        if best is not None and any(alike(best)):
-            self._positions = [one for one in self._positions if one is not best]
-            shared.resume(best)
-
-    def _forget_loaders(self) -> None:
-        """Forget loaders that were run to their end and that only this Trainer knows: they are not opened again.
-
-        A program that makes a loader for each epoch goes on where the one before ended, or it would shuffle all alike,
-        unless it seeds each of them.
-        """
-        known = sys.getrefcount(object())  # of what nobody else knows
-        held = [one for one in self._loaders if not one.over or sys.getrefcount(one.loader) > known + 1]
-        over = (one for one in self._loaders if one not in held)
-        seed = torch.initial_seed()
-        self._positions += [one.position() for one in over if one.process_seed == seed and not generators(one.loader)]
-        self._loaders = held
-
-    def _new_shared(self, loader: Iterable[Any]) -> SharedLoader:
-        if self._relaxation is not None:
-            return self._relaxation.loader(loader)
-        return DistributedLoader(loader, among=self._mesh["data"])
 
 
 def without_loss_check(trainer: Trainer) -> Trainer:

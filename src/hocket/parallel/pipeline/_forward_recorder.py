@@ -33,7 +33,7 @@ _OPENED: Final = frozenset(("tolist", "numpy", "__array__", "__dlpack__"))  # wh
 _SEVERAL: Final = frozenset(("unbind", "split", "chunk", "tensor_split", "split_with_sizes", "hsplit", "vsplit"))
 _RANDOM: Final = frozenset(("bernoulli", "multinomial", "normal", "poisson", "empty", "uniform_", "exponential_"))
 _AS_IT_IS: Final[Any] = contextlib.nullcontext()
-_LOOSE: Final = frozenset((
+_LOOSE: Final = frozenset((  # torch's tag `dynamic_output_shape` knows no argwhere and no packed sequences
     "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "unique_dim", "bincount",
     "_pack_padded_sequence", "_pad_packed_sequence",
 ))  # fmt: skip

@@ -59,15 +59,8 @@ def write(
     owned = list(owned)
     with alike(world):
         _check_is_kept(optimizer, owned)
-    shards = [_renamed(shard, MODEL + shard.name) for shard in tensors]
-    scalars: dict[str, dict[str, Any]] = {}
-    for item in owned:
-        for key, value in optimizer.state.get(item.leaf, {}).items():
-            if isinstance(value, torch.Tensor) and value.shape == item.leaf.shape and value.ndim:
-                shards += [_renamed(shard, _key(item.name, key)) for shard in item.shards(value)]
-            else:
-                # A count of steps is on the GPU if the optimizer is fused: whoever reads it may have none.
-                scalars.setdefault(item.name, {})[key] = value.cpu() if isinstance(value, torch.Tensor) else value
+    moments, scalars = _state(optimizer, owned)
+    shards = [*(_renamed(shard, MODEL + shard.name) for shard in tensors), *moments]
     everywhere: dict[str, dict[str, Any]] = {}
     states = []
     for mine, state in world.from_all((scalars, random_state())):
@@ -103,6 +96,20 @@ def write(
         why: object = f"{new.name!r}, which it was written to, was removed: another program saves to the same path, say"
         why = why if world.from_root(removed) else error
         raise CheckpointError(f"the checkpoint {said!r} cannot be written: {why}") from None
+
+
+def _state(optimizer: Any, owned: Iterable[Owned]) -> tuple[list[TensorShard], dict[str, dict[str, Any]]]:
+    """Return an optimizer's state: what has an element for each of a parameter, and the rest by parameter and key."""
+    shards: list[TensorShard] = []
+    scalars: dict[str, dict[str, Any]] = {}
+    for item in owned:
+        for key, value in optimizer.state.get(item.leaf, {}).items():
+            if isinstance(value, torch.Tensor) and value.shape == item.leaf.shape and value.ndim:
+                shards += [_renamed(shard, _key(item.name, key)) for shard in item.shards(value)]
+            else:
+                # A count of steps is on the GPU if the optimizer is fused: whoever reads it may have none.
+                scalars.setdefault(item.name, {})[key] = value.cpu() if isinstance(value, torch.Tensor) else value
+    return shards, scalars
 
 
 def _of_another_model(path: Path, outline: ModelOutline) -> Path | None:
@@ -245,6 +252,16 @@ def read(
         raise CheckpointError(
             f"{said} was lost while it was read, and the weights are partly overwritten: {error}"
         ) from None
+    _set_state(optimizer, owned, about, states)
+    set_random_state(about["random"][world.rank % len(about["random"])])
+    loaded(path, optimizer)
+    return about, extra
+
+
+def _set_state(
+    optimizer: Any, owned: Iterable[Owned], about: dict[str, Any], moments: dict[int, dict[str, Any]]
+) -> None:
+    """Give an optimizer its settings and state: `about` has what is no tensor of a parameter's shape."""
     optimizer.state.clear()
     for group, settings in zip(optimizer.param_groups, about["groups"], strict=True):
         group.update(settings)
@@ -255,15 +272,12 @@ def read(
         for p in group["params"]
     }
     for item in owned:
-        state = {**about["optimizer_scalars"].get(item.name, {}), **states.get(id(item.leaf), {})}
+        state = {**about["optimizer_scalars"].get(item.name, {}), **moments.get(id(item.leaf), {})}
         if state:
             fitted = {key: _fitted(value, item) for key, value in state.items()}
             if id(item.leaf) in on_device:  # where such an optimizer wants its counts of steps, too
                 fitted = {k: v.to(item.leaf.device) if isinstance(v, torch.Tensor) else v for k, v in fitted.items()}
             optimizer.state[item.leaf] = fitted
-    set_random_state(about["random"][world.rank % len(about["random"])])
-    loaded(path, optimizer)
-    return about, extra
 
 
 def _check_is_kept(optimizer: Any, owned: Iterable[Owned]) -> None:
