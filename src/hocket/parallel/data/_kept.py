@@ -159,7 +159,7 @@ def unlike(everyone: Sequence[Sequence[Dependency]], *, kept: bool) -> str:
 def _total(one: torch.Tensor) -> float:
     """Return a sum in which places weigh from 1 to 2, in parts: a queue may be large."""
     found, begin = torch.zeros((), dtype=torch.float64, device=one.device), 0
-    for part in one.detach().flatten().split(_MOST):
+    for part in torch.split(one.detach().flatten(), _MOST):
         places = torch.arange(begin, begin + len(part), dtype=torch.float64, device=one.device)
         found, begin = found + part.double().abs() @ (1.0 + places / one.numel()), begin + len(part)
     return float(found)
