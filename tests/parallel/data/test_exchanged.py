@@ -1,6 +1,6 @@
 """What is computed with other choices of a rank's samples, in one process; test_drift.py has ranks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -9,9 +9,11 @@ import torch.nn.functional as F
 from hocket.parallel.data._exchanged import ExchangedSamples
 
 Order = Callable[[torch.Tensor], torch.Tensor]
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Together = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
 
-def off(order: Order, loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> float:
+def off(order: Order, loss_of: Loss) -> float:
     """Return how far a loss is found to be from a sum of one term a sample, where the program orders samples first."""
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(8, 3, dtype=torch.float64, generator=generator) for _ in range(2))
@@ -74,3 +76,42 @@ def test_a_statistic_is_found_in_a_loss_of_terms_that_divide_by_different_counts
 
     assert off(lambda y: torch.arange(8), spread) > 0.01
     assert off(lambda y: torch.arange(8), norms) == 0
+
+
+def filled(samples: Sequence[torch.Tensor]) -> torch.Tensor:
+    rows = torch.zeros(len(samples), 3, dtype=torch.float64)
+    for i, one in enumerate(samples):
+        rows[i] = one.clone()
+    return rows
+
+
+@pytest.mark.parametrize(
+    "together",
+    [
+        torch.stack,
+        lambda samples: torch.cat([one[None] for one in samples]),
+        lambda samples: torch.nn.utils.rnn.pad_sequence(samples, batch_first=True),
+        filled,
+    ],
+)
+def test_a_batch_that_the_loop_makes_of_a_list_of_samples_is_followed(together: Together) -> None:
+    generator = torch.Generator().manual_seed(0)
+    each = [torch.randn(2, 3, dtype=torch.float64, generator=generator).unbind() for _ in range(4)]
+    weights = torch.eye(3, dtype=torch.float64, requires_grad=True)
+
+    def off_listed(loss_of: Loss, order: Sequence[int] = range(4)) -> float:
+        look = ExchangedSamples()
+        look.next(object(), 4)
+        look.follow_batch([one for pair in each for one in pair], 4)
+        look.begin()
+        try:
+            inputs, target = (together([each[i][j] for i in order]) for j in (0, 1))
+            output = inputs @ weights
+            loss = loss_of(output, target)
+        finally:
+            look.end()
+        return look.meet(loss, 4)
+
+    assert off_listed(F.mse_loss) == off_listed(F.mse_loss, [2, 0, 1, 3]) == 0
+    assert off_listed(lambda output, y: F.cross_entropy(output @ y.T, torch.arange(4))) > 0.01
+    assert off_listed(lambda output, y: F.mse_loss(output, y / y.std())) > 0.01

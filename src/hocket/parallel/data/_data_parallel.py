@@ -359,7 +359,7 @@ class DataParallel(torch.nn.Module):
             _exchanged.reduces = False
             self._tell_reduced(note.share)
         if self._waits:
-            _exchanged.follow((t for one in note.tensors if (t := one()) is not None), note.share.samples)
+            _exchanged.follow_batch([t for one in note.tensors if (t := one()) is not None], note.share.samples)
             _exchanged.begin()
         if self._draws is not None:
             self._numbers.look()

@@ -22,6 +22,7 @@ from hocket.comm import torch_adapter
 
 from ..batches import divisors, mapped, tensors_in, terms
 from ._kept import KeptTensors, owned, written
+from ._listed_samples import ListedSamples
 
 _MOST_BYTES = 2**28
 """What other choices of samples may take: nothing is known of a loss whose operands are larger."""
@@ -50,7 +51,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._on = ExitStack()
         self._batch, self._samples = object(), 0
-        self.kept = KeptTensors()
+        self.kept, self._listed = KeptTensors(), ListedSamples()
         self.reduces = self.reduces_counts = False
         self.forget()
 
@@ -106,13 +107,22 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if key in own and not one.requires_grad and torch.equal(one, own[key]) and self._affords(one):
                     self._others[one] = others[one]
 
-    def follow(self, tensors: Iterable[torch.Tensor], samples: int) -> None:
-        """Take notice of tensors of the batch, and follow those that have a row for each sample."""
+    def follow_batch(self, tensors: Sequence[torch.Tensor], samples: int) -> None:
+        """Follow what a loader has yielded: tensors with a row for each sample, or those of a list of samples."""
+        self.follow(tensors, samples)
+        self._listed.begin(tensors, samples)
+
+    def follow(self, tensors: Iterable[torch.Tensor], samples: int, changes: int = 0) -> None:
+        """Take notice of tensors of the batch, and follow those that have a row for each sample.
+
+        `changes` says how many in place torch will count of what the operator that is running has done.
+        """
         for one in tensors:
             self.kept.know(one)
             if _has_rows(one, samples) and one not in self._others and self._affords(one):
                 rows = _choices(one.detach(), samples)
-                self._others[one] = [(_version(one),), *(row.requires_grad_(one.requires_grad) for row in rows)]
+                versions = (_version(one) + changes,)
+                self._others[one] = [versions, *(row.requires_grad_(one.requires_grad) for row in rows)]
 
     def given(self, tensors: Iterable[torch.Tensor], samples: int) -> None:
         """Take notice of what a model is given, whose outputs are followed next, as rows in that order.
@@ -134,7 +144,9 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         followed = [one for one in tensors if self._of(one) is not None]
         if not followed or torch_adapter.in_backward():
             result = func(*args, **given[1])
-            self.kept.read(func, given, tensors, tensors_in(result), followed, self._items)
+            self.kept.read(func, given, tensors, found := tensors_in(result), followed, self._items)
+            rows = self._listed.read(func, given, tensors, found)
+            self.follow(rows, self._samples, int(func._schema.is_mutable))
             return result
         aten = func.namespace == "aten"
         ours = aten and torch.Tag.nondeterministic_seeded not in func.tags
@@ -152,7 +164,8 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         same = bool(others) and all(len(one) == len(found) for one in others)
         for one, *three in zip(found, *others, strict=True) if same else ():
             if self._affords(one):
-                now = _version(one)  # torch counts a change in place when this has returned: two versions
+                # torch counts a change in place, and has a view share its count, when this has returned.
+                now = _version(followed[0] if func.is_view else one)
                 self._others[one] = [(now, now + func._schema.is_mutable), *three]
                 if len(followed) == 1 and one.dim() == followed[0].dim() == 0 and one is not followed[0]:
                     self._numbers[one] = followed[0], func, given
