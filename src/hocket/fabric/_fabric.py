@@ -85,7 +85,7 @@ class Fabric:
         """
         state = _state.read(_state.path_of(name))
         if state is None or not state.alive:
-            names = ", ".join(repr(state.name) for state in _state.read_all() if state.alive)
+            names = ", ".join(repr(state.name) for state in _state.fabrics() if state.alive)
             raise FabricInputError(f"no fabric {name!r} is up; {f'up are {names}' if names else 'none is'}")
         fabric = cls.__new__(cls)
         fabric._state, fabric._keeper = state, None
@@ -240,7 +240,7 @@ class Fabric:
 
 def clear_stale() -> None:
     """Remove what is left of fabrics whose keeper and warden have both been killed."""
-    for state in _state.read_all():
+    for state in _state.fabrics():
         if not state.alive:
             _sweep.end_in_network(set(state.numbers), _sweep.GRACE_S, _sweep.belongs_to(state.name))
             _sweep.remove_files_of(state.keeper, (state.file, state.socket))

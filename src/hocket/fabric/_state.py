@@ -103,7 +103,7 @@ def read(file: str | Path) -> FabricState | None:
         raise FabricError(f"{file} is not a fabric's file ({error}); remove it") from None
 
 
-def read_all() -> list[FabricState]:
+def fabrics() -> list[FabricState]:
     """Return the fabrics of this user, also those whose keeper has gone, by name; broken files are left out."""
     found = []
     for path in sorted(directory().glob(f"{_PREFIX}*.json")):

@@ -3,8 +3,9 @@
 Each is loaded, with its library, when it is first asked for.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hocket._lazy import lazy
 
 if TYPE_CHECKING:
     from ._keras import KerasRecorder
@@ -14,17 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["KerasRecorder", "LightningRecorder", "RayConfig", "TransformersRecorder"]
 
-_HOMES = {
-    "KerasRecorder": "_keras",
-    "LightningRecorder": "_lightning",
-    "RayConfig": "_ray",
-    "TransformersRecorder": "_transformers",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Load a name's module when it is first asked for."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    return value
+__getattr__ = lazy(
+    __name__,
+    {
+        "_keras": "KerasRecorder",
+        "_lightning": "LightningRecorder",
+        "_ray": "RayConfig",
+        "_transformers": "TransformersRecorder",
+    },
+)

@@ -113,13 +113,13 @@ class RankRecord:
         )
         self._words[lay.ROWS_AT[ring] // 8] = number
 
-    def span(self, kind: int, begin_s: float, end_s: float, name: str = "", *, seq: int = 0, nbytes: int = 0) -> None:
+    def span(self, kind: int, begin_s: float, end_s: float, name: str = "", *, seq: int = 0) -> None:
         """Append something rare that took from `begin_s` to `end_s`."""
         text = (self._texts.get(name) or self.text(name)) if name else 0
         number = next(self._counts[1])
         _pack_row(
             self._map, _EVENTS_FROM + (number - 1) % _EVENTS * _ROW_NBYTES, number & 0xFFFFFFFF, kind, 0, 0, text,
-            seq & 0xFFFFFFFF, nbytes, begin_s, begin_s, begin_s, begin_s, end_s,
+            seq & 0xFFFFFFFF, 0, begin_s, begin_s, begin_s, begin_s, end_s,
         )  # fmt: skip
         self._words[_EVENTS_WORD] = number
 

@@ -3,7 +3,9 @@
 What needs torch (`capture`, `divided_share`, `summed`, `trial`, `watching`) loads it when it is first asked for.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hocket._lazy import lazy
 
 from ._finer import WorkloadStep, refined
 from ._share import FORMATS, PARTS, DividedShare, Exchange, Operation, Share, WorkloadError
@@ -23,15 +25,7 @@ __all__ = [
     "refined", "summed", "transformer", "trial", "watching",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    """Load what needs torch, and torch with it, when it is first asked for."""
-    if name not in ("capture", "divided_share", "summed", "trial", "watching"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ._capture import capture
-    from ._shares import divided_share
-    from ._trace import watching
-    from ._trial import summed, trial
-
-    globals().update(capture=capture, divided_share=divided_share, summed=summed, trial=trial, watching=watching)
-    return globals()[name]
+__getattr__ = lazy(
+    __name__,
+    {"_capture": "capture", "_shares": "divided_share", "_trace": "watching", "_trial": "summed trial"},
+)
