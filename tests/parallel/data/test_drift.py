@@ -414,8 +414,8 @@ def test_parts_of_a_batch_whose_number_depends_on_its_size_are_told(ranks: list[
 
 
 def scaled() -> list[list[str]]:
-    """The warnings of losses with a factor: of a rank's values, of all ranks' values, fixed."""
-    factors = [lambda y: 1 / float(y.std()), lambda y: hocket.average(y.square().mean()), lambda y: 0.3]
+    """The warnings of losses with a factor: of a rank's values, its size, of all ranks' values, fixed."""
+    factors = [lambda y: 1 / float(y.std()), len, lambda y: hocket.average(y.square().mean()), lambda y: 0.3]
     found = []
     for factor in factors:
         model, _, loader = hocket.distribute(network(), None, DataLoader(data(), batch_size=8))
@@ -423,13 +423,14 @@ def scaled() -> list[list[str]]:
             warnings.simplefilter("always")
             for x, y in loader:
                 (nn.functional.mse_loss(model(x), y) * factor(y)).backward()
-        found.append([str(one.message) for one in caught if "differs from rank to rank" in str(one.message)])
+        found.append([str(one.message) for one in caught if "multiplies its mean loss" in str(one.message)])
     return found
 
 
 def test_a_factor_of_a_rank_s_own_samples_is_told(ranks: list[dict[str, Any]]) -> None:
-    for rank, (own, *others) in enumerate(one["scaled"] for one in ranks):
-        assert len(own) == (rank == 0)
+    for rank, (own, size, *others) in enumerate(one["scaled"] for one in ranks):
+        assert ["differs from rank to rank" in one for one in own] == [True] * (rank == 0)
+        assert ["how many samples this rank has" in one for one in size] == [True] * (rank == 0)
         assert others == [[], []]
 
 
