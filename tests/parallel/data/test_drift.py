@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import warnings
 from collections.abc import Callable
@@ -41,6 +42,7 @@ def everything() -> dict[str, Any]:
         "by hand": by_hand(),
         "sampled": sampled(),
         "in place": in_place(),
+        "left out": [left_out(least, every) for least, every in ((4, 1), (0, 1), (4, 2))],
     }
 
 
@@ -432,6 +434,21 @@ def test_a_factor_of_a_rank_s_own_samples_is_told(ranks: list[dict[str, Any]]) -
         assert ["differs from rank to rank" in one for one in own] == [True] * (rank == 0)
         assert ["how many samples this rank has" in one for one in size] == [True] * (rank == 0)
         assert others == [[], []]
+
+
+def left_out(least: int, every: int) -> int:
+    """How many warnings there are where a loop takes batches of so many samples and more, and of these each n-th."""
+    model, _, loader = hocket.distribute(network(), None, DataLoader(data(), batch_size=9))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i, (x, y) in enumerate(itertools.chain(loader, loader)):
+            if len(x) >= least and not i % every:
+                nn.functional.mse_loss(model(x), y).backward()
+    return sum("left out a batch" in str(one.message) for one in caught)
+
+
+def test_a_batch_that_is_left_out_for_its_size_is_told(ranks: list[dict[str, Any]]) -> None:
+    assert [one["left out"] for one in ranks] == [[1, 0, 0]] * 2
 
 
 def changed() -> list[str]:
