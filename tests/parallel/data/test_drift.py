@@ -461,7 +461,9 @@ def changed() -> list[str]:
     for sync in (False, True):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            hocket.distribute(nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)), None, None, sync_batch_norm=sync)
+            normed = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)).eval()
+            normed, *_ = hocket.distribute(normed, None, None, sync_batch_norm=sync)
+            normed.train()(torch.ones(2, 6))
         found.append("".join(str(one.message) for one in caught if "batch norm" in str(one.message)))
     return found
 

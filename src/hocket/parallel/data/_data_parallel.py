@@ -121,7 +121,7 @@ class DataParallel(torch.nn.Module):
         self._replicated = list(replicated.values())
         self.module = module
         if world.size > 1:
-            _tell_batch_norms(module, world)
+            self._told_norms = _tell_batch_norms(module, world)
             check_model(module, world)
             broadcast_tensors([*replicated.values(), *module.buffers()], world)
             reducer = GradientReducer(
@@ -206,10 +206,14 @@ class DataParallel(torch.nn.Module):
                 )
 
     def _check_parameters(self) -> None:
-        """Refuse parameters that the model had not when it was distributed, in some of the forward passes."""
+        """Refuse parameters that the model had not when it was distributed, in some of the forward passes.
+
+        Look there, too, whether batch norm that evaluated then trains now.
+        """
         self._forwards += 1
         if self._forwards % 32 and self._forwards & (self._forwards - 1):
             return
+        self._told_norms = self._told_norms or _tell_batch_norms(self.module, self._world)
         known = {id(one) for one in self._replicated}
         for name, parameter in self.module.named_parameters():
             if id(parameter) not in known and not is_excluded(parameter):
@@ -637,8 +641,8 @@ def send_stale_buffers(world: World) -> None:
 _batch.before_evaluation.append(send_stale_buffers)
 
 
-def _tell_batch_norms(module: torch.nn.Module, world: World) -> None:
-    """Warn of batch norm whose statistics will be those of a rank's own samples."""
+def _tell_batch_norms(module: torch.nn.Module, world: World) -> bool:
+    """Warn of batch norm whose statistics will be those of a rank's own samples; return whether there is any."""
     plain = torch.nn.modules.batchnorm._BatchNorm
     alone = [
         name
@@ -654,6 +658,7 @@ def _tell_batch_norms(module: torch.nn.Module, world: World) -> None:
             "that losses are not those of one device: pass sync_batch_norm=True for those of the whole batch",
             stacklevel=4,
         )
+    return bool(alone)
 
 
 def _is_distributed(module: torch.nn.Module) -> bool:
