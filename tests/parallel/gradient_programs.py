@@ -538,6 +538,27 @@ def gradients_given_other_memory() -> Pairs:
     return found
 
 
+def gradients_changed_by_what_has_a_graph() -> Pairs:
+    """By `grad += rate * parameter` where gradients are recorded; the next step's gradient has none of that graph."""
+    inner = small()
+    model = hocket.distribute(inner)[0]
+    found: Pairs = []
+    kept: list[torch.Tensor] = []
+    expected: list[torch.Tensor] = []
+    for step in range(3):
+        model.zero_grad()
+        model(inputs(step)).square().mean().backward()
+        found += [(grads(model), by_hand(inner, inputs(step))), (arrays(kept), arrays(expected))]
+        kept, expected = [], []
+        for p in inner.parameters():
+            assert p.grad is not None
+            assert not p.grad.requires_grad
+            expected += [p.grad.add(p.detach(), alpha=0.1)] * (step == 0)
+            p.grad.add_(p, alpha=0.1)
+            kept += [p.grad] * (step == 0)
+    return found
+
+
 def backward_left_by_an_exception() -> Pairs:
     class Trap(torch.autograd.Function):
         @staticmethod
@@ -647,6 +668,7 @@ AGAINST_HAND: dict[str, Callable[[], Pairs]] = {
         kept_gradients_keep_their_values,
         gradients_put_by_hand,
         gradients_given_other_memory,
+        gradients_changed_by_what_has_a_graph,
         backward_left_by_an_exception,
         backward_twice_through_one_graph,
         forwards_then_backwards,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import warnings
 from collections.abc import Callable
@@ -41,6 +42,7 @@ def everything() -> dict[str, Any]:
         "by hand": by_hand(),
         "sampled": sampled(),
         "in place": in_place(),
+        "left out": [left_out(least, every) for least, every in ((4, 1), (0, 1), (4, 2))],
     }
 
 
@@ -414,8 +416,8 @@ def test_parts_of_a_batch_whose_number_depends_on_its_size_are_told(ranks: list[
 
 
 def scaled() -> list[list[str]]:
-    """The warnings of losses with a factor: of a rank's values, of all ranks' values, fixed."""
-    factors = [lambda y: 1 / float(y.std()), lambda y: hocket.average(y.square().mean()), lambda y: 0.3]
+    """The warnings of losses with a factor: of a rank's values, its size, of all ranks' values, fixed."""
+    factors = [lambda y: 1 / float(y.std()), len, lambda y: hocket.average(y.square().mean()), lambda y: 0.3]
     found = []
     for factor in factors:
         model, _, loader = hocket.distribute(network(), None, DataLoader(data(), batch_size=8))
@@ -423,14 +425,30 @@ def scaled() -> list[list[str]]:
             warnings.simplefilter("always")
             for x, y in loader:
                 (nn.functional.mse_loss(model(x), y) * factor(y)).backward()
-        found.append([str(one.message) for one in caught if "differs from rank to rank" in str(one.message)])
+        found.append([str(one.message) for one in caught if "multiplies its mean loss" in str(one.message)])
     return found
 
 
 def test_a_factor_of_a_rank_s_own_samples_is_told(ranks: list[dict[str, Any]]) -> None:
-    for rank, (own, *others) in enumerate(one["scaled"] for one in ranks):
-        assert len(own) == (rank == 0)
+    for rank, (own, size, *others) in enumerate(one["scaled"] for one in ranks):
+        assert ["differs from rank to rank" in one for one in own] == [True] * (rank == 0)
+        assert ["how many samples this rank has" in one for one in size] == [True] * (rank == 0)
         assert others == [[], []]
+
+
+def left_out(least: int, every: int) -> int:
+    """How many warnings there are where a loop takes batches of so many samples and more, and of these each n-th."""
+    model, _, loader = hocket.distribute(network(), None, DataLoader(data(), batch_size=9))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i, (x, y) in enumerate(itertools.chain(loader, loader)):
+            if len(x) >= least and not i % every:
+                nn.functional.mse_loss(model(x), y).backward()
+    return sum("left out a batch" in str(one.message) for one in caught)
+
+
+def test_a_batch_that_is_left_out_for_its_size_is_told(ranks: list[dict[str, Any]]) -> None:
+    assert [one["left out"] for one in ranks] == [[1, 0, 0]] * 2
 
 
 def changed() -> list[str]:
@@ -443,7 +461,9 @@ def changed() -> list[str]:
     for sync in (False, True):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            hocket.distribute(nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)), None, None, sync_batch_norm=sync)
+            normed = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)).eval()
+            normed, *_ = hocket.distribute(normed, None, None, sync_batch_norm=sync)
+            normed.train()(torch.ones(2, 6))
         found.append("".join(str(one.message) for one in caught if "batch norm" in str(one.message)))
     return found
 

@@ -100,15 +100,16 @@ class Bucket:
         """Return the view of `slot`, to be overwritten though it is no parameter's `.grad` at the moment.
 
         A program may have kept the tensor that was `.grad` in an earlier step. On one device that tensor would keep its
-        values, so here it is given memory of its own first.
+        values, so here it is given memory of its own first; so is one that has a graph, to leave that behind.
         """
-        if self._count_holders(slot) > self._holders:
+        if self._views[slot].requires_grad or self._count_holders(slot) > self._holders:
             kept = self._views[slot]
             kept.data = kept.detach().clone()
         return self.view(slot)
 
     def _make_view(self, slot: int) -> torch.Tensor:
-        return self.cut(self.flat, slot)
+        # A view of what has no gradient, made where none are recorded, would refuse `parameter.grad += parameter`.
+        return self.cut(self.flat, slot).detach()
 
     def _count_holders(self, slot: int) -> int:
         return sys.getrefcount(self._views[slot])

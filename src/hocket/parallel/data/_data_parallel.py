@@ -102,6 +102,8 @@ class DataParallel(torch.nn.Module):
         self._apart: Apart | None = None  # what the model computes for a sample from others, once that was looked at
         self._batches = 0  # that have come
         self._open = False  # whether more may come of a loader
+        self._unused: _batch.Note | None = None  # the latest, while the model was not called with it
+        self._least: int | None = None  # samples of the smallest with which it was; -1 once one was left out
         self._looks = _LOOKS  # at losses that are to come
         self._looks_again = _LOOKS_AGAIN
         self._anew = False  # whether a loss has had another form since, as of what a loop keeps for later
@@ -119,7 +121,7 @@ class DataParallel(torch.nn.Module):
         self._replicated = list(replicated.values())
         self.module = module
         if world.size > 1:
-            _tell_batch_norms(module, world)
+            self._told_norms = _tell_batch_norms(module, world)
             check_model(module, world)
             broadcast_tensors([*replicated.values(), *module.buffers()], world)
             reducer = GradientReducer(
@@ -145,6 +147,8 @@ class DataParallel(torch.nn.Module):
         """Run the model."""
         reducer = self._reducer
         if reducer is None or not torch.is_grad_enabled():
+            if not torch.compiler.is_compiling():
+                self._unused = None
             return self.module(*args, **kwargs)
         if self._looks and not torch.compiler.is_compiling():
             _exchanged.end()
@@ -160,6 +164,7 @@ class DataParallel(torch.nn.Module):
     def _before_forward(self, reducer: GradientReducer, inputs: Any) -> float:
         """Get ready for the backward pass of this forward pass; return by what to scale its gradients besides."""
         note = _batch.current(inputs)
+        self._use_batch()
         self._part = 0.0 if note is None or not self._losses.looks_at_parts else note.part(inputs)
         share = None if note is None else note.share
         if share is not None and self._outputs is not None and not self._looked:
@@ -201,10 +206,14 @@ class DataParallel(torch.nn.Module):
                 )
 
     def _check_parameters(self) -> None:
-        """Refuse parameters that the model had not when it was distributed, in some of the forward passes."""
+        """Refuse parameters that the model had not when it was distributed, in some of the forward passes.
+
+        Look there, too, whether batch norm that evaluated then trains now.
+        """
         self._forwards += 1
         if self._forwards % 32 and self._forwards & (self._forwards - 1):
             return
+        self._told_norms = self._told_norms or _tell_batch_norms(self.module, self._world)
         known = {id(one) for one in self._replicated}
         for name, parameter in self.module.named_parameters():
             if id(parameter) not in known and not is_excluded(parameter):
@@ -347,6 +356,7 @@ class DataParallel(torch.nn.Module):
         """
         if self._reducer is None or note.share is None:
             return
+        self._tell_left_out(note)
         self._outside.watch()
         self._open = True
         self._batches += 1
@@ -379,8 +389,31 @@ class DataParallel(torch.nn.Module):
 
     def batches_ended(self) -> None:
         """Look no more at what is computed: these are no batches of a loader."""
+        self._tell_left_out(None)
         self._open = False
         _exchanged.end()
+
+    def _use_batch(self) -> None:
+        if self._unused is not None and self._unused.share is not None:
+            samples = self._unused.share.samples
+            self._least = samples if self._least is None else min(self._least, samples)
+        self._unused = None
+
+    def _tell_left_out(self, note: _batch.Note | None) -> None:
+        """Warn if the first batch that the loop leaves out is smaller than all that it took; another one comes."""
+        left, self._unused = self._unused, note
+        if left is None or left is note or left.share is None or self._least is None:
+            return
+        smaller, self._least = left.share.samples < self._least, -1
+        if not smaller:
+            return
+        warnings.warn(
+            f"the loop has left out a batch of which this rank has {left.share.samples} samples, fewer than of those "
+            f"that it trained with: if it goes by len(batch), one device, whose batch has {left.share.total}, may "
+            "not leave it out, and where ranks differ they wait for each other: decide by hocket.total(len(batch)), or "
+            "say drop_last=True",
+            stacklevel=5,
+        )
 
     def backward_begins(self, roots: list[torch.Tensor]) -> None:
         """Weigh this rank's gradients by what its loss divides by, where its graph tells; a collective operation.
@@ -388,6 +421,7 @@ class DataParallel(torch.nn.Module):
         A mean over samples comes out with the weight that it has anyway; one over tokens with the right one.
         """
         note, reducer = self._latest, self._reducer
+        self._use_batch()
         if self._looks:
             _exchanged.end()
         if reducer is None or len(roots) != 1:
@@ -607,8 +641,8 @@ def send_stale_buffers(world: World) -> None:
 _batch.before_evaluation.append(send_stale_buffers)
 
 
-def _tell_batch_norms(module: torch.nn.Module, world: World) -> None:
-    """Warn of batch norm whose statistics will be those of a rank's own samples."""
+def _tell_batch_norms(module: torch.nn.Module, world: World) -> bool:
+    """Warn of batch norm whose statistics will be those of a rank's own samples; return whether there is any."""
     plain = torch.nn.modules.batchnorm._BatchNorm
     alone = [
         name
@@ -624,6 +658,7 @@ def _tell_batch_norms(module: torch.nn.Module, world: World) -> None:
             "that losses are not those of one device: pass sync_batch_norm=True for those of the whole batch",
             stacklevel=4,
         )
+    return bool(alone)
 
 
 def _is_distributed(module: torch.nn.Module) -> bool:

@@ -381,7 +381,7 @@ class LossWeights:
         sums = sums.cpu()
         self._marks.check(sums[-ReplicaMarks.SIZE :], self._world)
         sums = sums[: -ReplicaMarks.SIZE]
-        self._check_scales(sums[-4:].tolist(), scales)
+        self._check_scales(sums[-4:].tolist(), scales, samples)
         fresh, guarding, unsure, off = sums[-8:-4].tolist()
         self.is_new = fresh > 0
         sums, apart = sums[:-8].view(2, -1)
@@ -416,8 +416,11 @@ class LossWeights:
         weight = divided / (float(totals[0]) or 1.0) * world
         return 1.0 if abs(weight - 1.0) < 1e-12 else weight
 
-    def _check_scales(self, sums: list[float], scales: Sequence[float]) -> None:
-        """Refuse single samples that are not divided by their number; tell of factors that differ from rank to rank."""
+    def _check_scales(self, sums: list[float], scales: Sequence[float], samples: int) -> None:
+        """Refuse single samples that are not divided by their number.
+
+        Tell of factors that differ from rank to rank, or are the number of this rank's samples.
+        """
         total, squares, ranks, wrong = sums
         if wrong >= _APART:
             raise RuntimeError(
@@ -437,6 +440,14 @@ class LossWeights:
                 f"the program multiplies its mean loss by a number that differs from rank to rank (here "
                 f"{', '.join(f'{one:g}' for one in scales)}): if it depends on the values of the batch, take "
                 "hocket.average of it; if on how many of them count, pass loss_weight; if it is random, seed it alike",
+                stacklevel=5,
+            )
+        elif samples > 1 and self._world.rank == 0 and not self._told_scales and samples in scales:
+            self._told_scales = True
+            warnings.warn(
+                f"the program multiplies its mean loss by {samples}, which is how many samples this rank has: if it is "
+                'len(batch), that of one device is larger, and the loss a sum: say loss_reduction="sum"; if it is a '
+                "constant, all is right",
                 stacklevel=5,
             )
 
