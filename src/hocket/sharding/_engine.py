@@ -8,6 +8,7 @@ tensors, or refused. So whatever way a program takes, a shard is never taken for
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 import weakref
@@ -517,9 +518,22 @@ def refusal(name: str, tensor: torch.Tensor, why: str) -> ShardingError:
 
 def user_line() -> str:
     """Return the line of the program that runs, outside of torch and of this package, as "file:line"."""
-    homes = tuple(str(Path(module.__file__ or "").parent) for module in (torch, sys.modules[__name__.split(".")[0]]))
+    homes = tuple(_homes())
     frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(homes)]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "in the model"
+
+
+def _homes() -> list[str]:
+    """Return how names of files of torch begin, and of this package."""
+    return [f"{Path(module.__file__ or '').parent}{os.sep}" for module in (torch, sys.modules[__name__.split(".")[0]])]
+
+
+def _asked_by_package() -> bool:
+    """Return whether a call of torch comes from this package, which knows what it gets, and not from the program."""
+    of_torch, of_package = _homes()
+    names = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
+    asking = next((name for name in names if name != __file__ and not name.startswith(of_torch)), "")
+    return asking.startswith(of_package)
 
 
 class WholeBatchNorms(TorchFunctionMode):
@@ -540,7 +554,7 @@ class WholeBatchNorms(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.as_tensor and type(args[0] if args else kwargs.get("data")) is ShardedTensor:
             return _as_tensor(*args, **kwargs)
-        derives = func is torch.autograd.grad and self._peers.exchanges
+        derives = func is torch.autograd.grad and self._peers.exchanges and not _asked_by_package()
         if derives and not any(map(torch_adapter.of_transform, leaves((args, kwargs)))):
             raise ShardingError(
                 f"{user_line()}: autograd.grad takes derivatives while samples are divided among {self._peers.size} "

@@ -58,7 +58,7 @@ def checkpointed(run: Callable[..., Any], module: torch.nn.Module, /, *args: Any
     if next(module.buffers(), None) is None:  # Dynamo follows no context_fn
         return checkpoint(run, *args, use_reentrant=False, **kwargs)
     kept = _BuffersKept(module)
-    return checkpoint(run, *args, use_reentrant=False, context_fn=lambda: (kept.first(), kept.again()), **kwargs)
+    return checkpoint(run, *args, use_reentrant=False, context_fn=lambda: (kept.first(), kept), **kwargs)
 
 
 _Place = tuple[torch.nn.Module, str]
@@ -77,6 +77,7 @@ class _BuffersKept:
     def __init__(self, module: torch.nn.Module) -> None:
         self._places: list[_Place] = [(m, k) for m in module.modules() for k, b in m._buffers.items() if b is not None]
         self._before: dict[_Place, torch.Tensor | None] = {}
+        self._now: dict[_Place, torch.Tensor | None] = {}
 
     @contextlib.contextmanager
     def first(self) -> Iterator[None]:
@@ -97,15 +98,13 @@ class _BuffersKept:
                 changed.add(name)
                 self._before[owner, name] = value
 
-    @contextlib.contextmanager
-    def again(self) -> Iterator[None]:
-        """Compute with copies of the values before, and put back the buffers after."""
-        now = {(owner, name): owner._buffers[name] for owner, name in self._before}
+    def __enter__(self) -> None:
+        """Let them be computed with copies of the values before; back-propagation in two halves does so twice."""
+        self._now = {(owner, name): owner._buffers[name] for owner, name in self._before}
         for (owner, name), value in self._before.items():
-            read = now[owner, name] if value is None else value
+            read = self._now[owner, name] if value is None else value
             owner._buffers[name] = None if read is None else read.detach().clone()
-        try:
-            yield
-        finally:
-            for (owner, name), buffer in now.items():
-                owner._buffers[name] = buffer
+
+    def __exit__(self, *_: object) -> None:
+        for (owner, name), buffer in self._now.items():
+            owner._buffers[name] = buffer
