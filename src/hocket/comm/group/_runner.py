@@ -60,10 +60,11 @@ class Runner:
         operation has broken the group.
         """
         if self._broken is not None:
-            error = copy.copy(self._broken)
-            over = f"That was before: group {self._name!r} is over, for all of this program. Start the ranks again."
-            error.add_note(over)
-            raise error
+            again = copy.copy(self._broken)
+            again.add_note(
+                f"That was before: group {self._name!r} is over, for all of this program. Start the ranks again."
+            )
+            raise again
         timeout_s = opts.timeout.total_seconds()
         if timeout_s <= 0:
             timeout_s = self.timeout_s
