@@ -14,6 +14,8 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
+from hocket.comm.torch_adapter import outside_compiler
+
 from ._stage import Segment, Stage
 
 HOW: Final = ("none", "stage", "layer")
@@ -55,8 +57,13 @@ def checkpointed(run: Callable[..., Any], module: torch.nn.Module, /, *args: Any
     """Return what `run` gives, whose values are computed again in back-propagation; `module` has what it changes."""
     if not torch.is_grad_enabled():
         return run(*args, **kwargs)
-    if next(module.buffers(), None) is None:  # Dynamo follows no context_fn
+    if next(module.buffers(), None) is None:
         return checkpoint(run, *args, use_reentrant=False, **kwargs)
+    return _with_buffers(run, module, args, kwargs)
+
+
+@outside_compiler  # Dynamo follows no context_fn
+def _with_buffers(run: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
     kept = _BuffersKept(module)
     return checkpoint(run, *args, use_reentrant=False, context_fn=lambda: (kept.first(), kept), **kwargs)
 
