@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -353,3 +354,42 @@ def test_what_is_trained_only_after_the_trainer_was_made_is_refused(name: str) -
         assert "(add_param_group), which knows nothing of them" in run_ranks(_trained_later, ranks, name, "added")[0]
     for mine, plain in run_ranks(_thawed_again, 2, name):
         assert mine == pytest.approx(plain, rel=1e-10)
+
+
+def _what_is_said(name: str) -> tuple[list[str], list[str]]:
+    """Return what is warned of where the program writes to a parameter, and errors of a replaced module's model."""
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, PLANS[name], sample=X)
+    trainer.step((X, Y))
+    trainer.load_state_dict(_model().state_dict())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.step((X, Y))
+        assert not caught
+        for _ in range(2):
+            with torch.no_grad():
+                model[2].weight.mul_(0.5)
+            trainer.step((X, Y))
+    warned = [str(one.message) for one in caught if "has written to parameter" in str(one.message)]
+    if name == "pipeline":  # which refuses it in the next step
+        return warned, []
+    model[2] = nn.Linear(64, 64).double()
+    trainer.step((X, Y))
+    errors = []
+    for ask in (trainer.state_dict, lambda: trainer.save("nowhere"), lambda: trainer.load_state_dict({})):
+        with pytest.raises(RuntimeError, match="another than when the Trainer was made") as error:
+            ask()
+        errors.append(str(error.value))
+    return warned, errors
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_parts_that_are_written_to_are_told_of_and_replaced_parameters_not_saved(name: str) -> None:
+    (warned, errors), (others, _) = run_ranks(_what_is_said, 2, name)
+    assert len(warned) == (name in PARTS)
+    assert not others
+    assert all("'2.weight'" in one for one in (*warned, *errors))
+    assert len(errors) == 3 * (name != "pipeline")
+    if name == "data":
+        run_ranks(_what_is_said, 1, name)

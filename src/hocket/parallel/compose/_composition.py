@@ -74,6 +74,15 @@ class Composition:
                     found += self.places[names[name]].shards((0,) * buffer.ndim, buffer)
         return found
 
+    def parts(self) -> dict[str, torch.nn.Parameter]:
+        """Return the parameters that not every rank holds whole, by the model's names."""
+        all_of_them, staged = self.outline.tensors, self.mesh["pipeline"].size > 1
+        return {
+            name: p
+            for name, p in self.model.named_parameters()
+            if staged or hasattr(p, "to_local") or tuple(p.shape) != all_of_them.get(name, (tuple(p.shape),))[0]
+        }
+
     def compression_report(self) -> dict[str, Any] | None:
         """Return what compression of gradients has saved and cost; None where they go as they are."""
         compression = self.form.compression

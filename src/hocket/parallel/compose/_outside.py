@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 import weakref
+from collections.abc import Mapping
 from types import MethodType
 from typing import Any
 
@@ -197,6 +198,61 @@ class OtherParameters:
                 "nothing of them: add their group before that, and freeze its parameters after that until they are to "
                 "be trained; or make a new Trainer"
             )
+
+
+class HeldParameters:
+    """Notices parameters that take the places of others after the Trainer was made: it saves and loads the others."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model, self._held = model, _parameters_of(model)
+
+    def check(self) -> None:
+        """Raise a RuntimeError if there are any."""
+        for name, parameter in (now := _parameters_of(self._model)).items():
+            if self._held.get(name) is not parameter:
+                self._refuse(name, "is another than when the Trainer was made" if name in self._held else "is new")
+        for name in self._held.keys() - now.keys():
+            self._refuse(name, "is no longer in the model")
+
+    def _refuse(self, name: str, what: str) -> None:
+        raise RuntimeError(
+            f"parameter {name!r} {what} (a module or parameter was replaced), so that what the Trainer saves and loads "
+            "is not what the model computes with: change the model before the Trainer is made, or make a new one"
+        )
+
+
+def _parameters_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+class WrittenParts:
+    """Notices that the program writes to parameters that not every rank holds whole, and says once what that means."""
+
+    def __init__(self, parts: Mapping[str, torch.nn.Parameter]) -> None:
+        self._parts = list(parts.items())
+        self.note()
+
+    def note(self) -> None:
+        """Take what the parts are now for what training has made of them."""
+        self._seen = [_state(p) for _, p in self._parts]
+
+    def check(self) -> None:
+        """Warn of a part that has been written to since."""
+        for (name, p), seen in zip(self._parts, self._seen, strict=True):
+            if _state(p) != seen:
+                warnings.warn(
+                    f"the program has written to parameter {name!r}, which not every rank holds whole. What is done "
+                    "element by element (clamp_, mul_) is what one process does; rows by their numbers, "
+                    "initialisation, and norms under tensor parallelism, are not: give the whole to "
+                    "trainer.load_state_dict, or do it before the Trainer is made",
+                    stacklevel=4,
+                )
+                self._parts = []
+                return
+
+
+def _state(parameter: torch.nn.Parameter) -> tuple[int, int]:
+    return parameter._version, 0 if hasattr(parameter, "to_local") else parameter.data_ptr()
 
 
 class ReplacedModules:

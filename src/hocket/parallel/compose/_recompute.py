@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+
+from hocket.sharding import as_local
 
 from ..data import blocks
 from ..partition.tensor import reading_cut_parameters
@@ -24,8 +26,14 @@ def recompute(module: torch.nn.Module) -> list[str]:
 
 
 def _again(forward: Callable[..., Any], block: torch.nn.Module) -> Callable[..., Any]:
-    def within(*args: Any, **kwargs: Any) -> Any:
-        with reading_cut_parameters():  # in back-propagation, too, outside of the model's forward
-            return forward(*args, **kwargs)
+    def again(*args: Any, **kwargs: Any) -> Any:
+        divided = torch._C._is_torch_function_enabled()  # not where hooks of a divided layer have it mean its shards
 
-    return partial(checkpointed, within, block)
+        def within(*args: Any, **kwargs: Any) -> Any:
+            # In back-propagation, too, outside of the model's forward.
+            with reading_cut_parameters(), nullcontext() if divided else as_local():
+                return forward(*args, **kwargs)
+
+        return checkpointed(within, block, *args, **kwargs)
+
+    return again

@@ -43,8 +43,10 @@ from ._divide import sample_inputs
 from ._loss_check import LossCheck
 from ._open_loaders import OpenLoaders
 from ._outside import (
+    HeldParameters,
     OtherParameters,
     ReplacedModules,
+    WrittenParts,
     check_step_hooks,
     hint_at_loading,
     hint_at_saving,
@@ -144,6 +146,8 @@ class Trainer:
         self._errors = StepErrors(self._mesh)
         self._guard(model, world)
         self._others = OtherParameters(self._composition.model, optimizer)
+        self._held = HeldParameters(self._composition.model)
+        self._written = WrittenParts({} if world.rank or self.plan.priority else self._composition.parts())
         self._replaced = ReplacedModules(model) if self._mesh["pipeline"].size > 1 else None
         self._marks: ReplicaMarks | None = None
         if world.size > 1 and not self.plan.priority and self.plan.synchronisation == "every_step":
@@ -234,6 +238,7 @@ class Trainer:
             if self._marks is not None:
                 self._marks.compare(self._mesh.whole)
             self._others.check()
+            self._written.check()
             if self._replaced is not None:
                 self._replaced.check()
             if not self._composition.local or self.plan.priority:
@@ -260,6 +265,7 @@ class Trainer:
             loss = self._composition.passes.train(parts)
         self._clip()
         self._composition.update()
+        self._written.note()
         self._composition.form.publish()
         return loss()
 
@@ -379,6 +385,7 @@ class Trainer:
         """
         self._check_known()
         self.finish()
+        self._held.check()
         about = {"steps": self.steps, "plan": self.plan.to_json(), "loaders": self._loaders.positions()}
         _in_and_out.save(self._composition, Path(path), about, extra)
 
@@ -399,6 +406,7 @@ class Trainer:
                 overwritten.
         """
         self.finish()
+        self._held.check()
         composition = self._composition
         about, extra = _in_and_out.load(composition, Path(path), weights_only=weights_only)
         composition.known = True
@@ -406,6 +414,7 @@ class Trainer:
             composition.form.compression.forget()
         self.steps = about["steps"]
         self._loaders.place(about["loaders"])
+        self._written.note()
         return extra
 
     def resume(self, path: str | Path, extra: Callable[[], Any] | None = None, *, weights_only: bool = True) -> Any:
@@ -451,6 +460,7 @@ class Trainer:
         """
         self._check_known()
         self.finish()
+        self._held.check()
         return _in_and_out.state_dict(self._composition, rank0_only=rank0_only)
 
     def load_state_dict(self, source: Mapping[str, Any] | str | Path, strict: bool = True) -> IncompatibleKeys:
@@ -470,8 +480,10 @@ class Trainer:
             CheckpointError: keys, shapes or types are not those of the model. Nothing has been overwritten.
         """
         self.finish()
+        self._held.check()
         found = _in_and_out.load_state_dict(self._composition, source, strict=strict)
         self._composition.known |= not found.missing_keys
+        self._written.note()
         return found
 
     def save_model(self, folder: str | Path, max_shard_size: int | str = "5GB") -> None:
@@ -489,6 +501,7 @@ class Trainer:
         """
         self._check_known()
         self.finish()
+        self._held.check()
         _in_and_out.save_model(self._composition, Path(folder), parse_bytes(max_shard_size))
 
     def close(self) -> None:
