@@ -67,6 +67,9 @@ def made(kind: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     if kind == "codebooks":
         blocks = nn.Sequential(Codebook(), Codebook())
         return nn.Sequential(blocks, nn.Linear(8, 4)).double(), torch.randn(6, 8).double(), torch.randn(6, 4).double()
+    if kind == "tables":
+        model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 4))
+        return model.double(), torch.randint(9, (6, 3)), torch.randn(6, 4).double()
     if kind == "channels":  # each layer is a block, and the norms' hooks are outside of what is computed again
         convolutions = [nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3)]
         model = nn.Sequential(*convolutions, nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(36, 4))
@@ -92,6 +95,7 @@ RUNS: dict[int, list[tuple[str, dict[str, Any]]]] = {
         ("matrices", {"shard": "parameters"}),
         ("norms", {"sync_batch_norm": True}),
         ("channels", {"tensor_parallel_degree": 2}),
+        ("tables", {"embeddings": "row"}),
     ],
 }
 

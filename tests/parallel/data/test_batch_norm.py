@@ -107,7 +107,10 @@ def by_trainer(samples: int, plan: Plan) -> Any:
 def by_loop(samples: int) -> Any:
     model, data, optimizer = setting(samples)
     loader: Any = DataLoader(data, batch_size=BATCH, shuffle=True)
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
     distributed, optimizer, loader = hocket.distribute(model, optimizer, loader, sync_batch_norm=True)
+    # A program that freezes them between epochs finds them by their class.
+    assert norms == [m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)] != []
     losses = []
     for _ in range(2):
         for x, y in loader:

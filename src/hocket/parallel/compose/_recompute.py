@@ -17,9 +17,14 @@ from ._forward import replace_forward
 
 
 def recompute(module: torch.nn.Module) -> list[str]:
-    """Have each block of `module` keep only its inputs, and compute the rest again; return the blocks' names."""
+    """Have each block of `module` keep only its inputs, and compute the rest again; return the blocks' names.
+
+    An embedding that is a block by itself keeps nothing but its inputs anyway.
+    """
     names = []
     for name, block in blocks(module):
+        if type(block) in (torch.nn.Embedding, torch.nn.EmbeddingBag):
+            continue
         replace_forward(block, _again)
         names.append(name)
     return names

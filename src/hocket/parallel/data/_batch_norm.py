@@ -1,6 +1,7 @@
 """Batch norm whose statistics are those of the samples of several ranks, and buffers kept as rank 0 has them."""
 
 import copy
+import functools
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
@@ -216,6 +217,13 @@ class _OverAllRanks(TorchFunctionMode):
         return torch.as_tensor(out)
 
 
+@functools.cache
+def _synchronised(own: type[_BatchNorm]) -> type[SynchronisedBatchNorm]:
+    """Return the class of a user's batch norm over all ranks, which is still what the user's class is."""
+    form = SynchronisedBatchNorm if own in _PLAIN else _SynchronisedSubclass
+    return type(f"Synchronised{own.__name__}", (form, own), {})
+
+
 def synchronise(model: nn.Module, world: World) -> list[str]:
     """Make every batch norm in `model`, and what is made from one, one over all ranks of `world`, in place.
 
@@ -229,10 +237,8 @@ def synchronise(model: nn.Module, world: World) -> list[str]:
         if world.size == 1 or not isinstance(module, _BatchNorm) or isinstance(module, nn.SyncBatchNorm):
             continue
         if not isinstance(module, SynchronisedBatchNorm):
-            own = type(module)
-            named = type(f"Synchronised{own.__name__}", (_SynchronisedSubclass, own), {})
-            module.__class__ = SynchronisedBatchNorm if own in _PLAIN else named
-            module._own = own  # type: ignore[assignment]
+            module._own = type(module)  # type: ignore[assignment]
+            module.__class__ = _synchronised(type(module))
         module.world = world  # type: ignore[assignment]
         changed.append(name)
     return changed
