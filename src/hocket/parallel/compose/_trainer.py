@@ -37,6 +37,7 @@ from ..state.optim import TrustRatios
 from . import _in_and_out
 from ._bucket_trial import BucketTrial
 from ._call_order import called_alike
+from ._claim import Claim
 from ._compose import compose
 from ._composition import Composition
 from ._divide import sample_inputs
@@ -137,6 +138,7 @@ class Trainer:
         self.steps = 0
         self.grad_norm: float | None = None
         self._loss_fn = loss_fn
+        self._claim = Claim(model, optimizer)
         self._composition: Composition = compose(
             model, loss_fn, optimizer, self.plan, world, sample=sample, loss_form=self._loss_form
         )
@@ -144,7 +146,7 @@ class Trainer:
         self._loss_check: LossCheck | None = LossCheck(self._composition, self._loss_form)
         self._splitter = BatchSplitter(self._mesh["data"], taken, targeted=targeted)
         self._errors = StepErrors(self._mesh)
-        self._guard(model, world)
+        self._claim.settle(model, self.plan, local=self._composition.local, divided=self._guard(model, world))
         self._others = OtherParameters(self._composition.model, optimizer)
         self._held = HeldParameters(self._composition.model)
         self._written = WrittenParts({} if world.rank or self.plan.priority else self._composition.parts())
@@ -176,8 +178,12 @@ class Trainer:
             else partial(DistributedLoader, among=self._mesh["data"])
         )
 
-    def _guard(self, model: torch.nn.Module, world: _world.World) -> None:
-        """Refuse, or tell of, what the program would do to model and optimizer without the Trainer; collective."""
+    def _guard(self, model: torch.nn.Module, world: _world.World) -> bool:
+        """Refuse, or tell of, what the program would do to model and optimizer without the Trainer; collective.
+
+        Returns:
+            Whether some rank has a part of the model alone.
+        """
         if world.size > 1:
             refuse_other_steps(self.optimizer, self)
             hint_at_loading(model)
@@ -185,10 +191,12 @@ class Trainer:
             mark_parts(self.optimizer, world)
         apart = self.plan.embeddings != "replicated" and any(world.from_all(self._composition.apart))
         parts = apart or self._composition.cut or self._mesh["pipeline"].size > 1
-        if world.size > 1 and (parts or self.plan.shard == "parameters"):
+        divided = world.size > 1 and (bool(parts) or self.plan.shard == "parameters")
+        if divided:
             hint_at_saving(model, quiet=not parts)  # FSDP2's tensors say themselves that they are parts
-        if world.size > 1 and (parts or self.plan.shard == "parameters" or self._mesh["spatial"].size > 1):
+        if divided or self._mesh["spatial"].size > 1:
             refuse_tracing(model)
+        return divided
 
     # --- training ---------------------------------------------------------------------------------------------------
 
@@ -237,6 +245,7 @@ class Trainer:
         with self._errors.told() if self._relaxation is None else nullcontext():
             if self._marks is not None:
                 self._marks.compare(self._mesh.whole)
+            self._claim.check()
             self._others.check()
             self._written.check()
             if self._replaced is not None:

@@ -1,0 +1,84 @@
+"""What a Trainer trains alone: other optimizers and Trainers of the same parameters are noticed and refused."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from hocket.planner import AXES, Plan
+
+from ..state import check_elementwise
+
+
+class Claim:
+    """The parameters that a Trainer was given, and whether others may train them too.
+
+    Where every rank has all of a model and of its gradients, others may: two Trainers in turn, a second optimizer.
+    Where ranks update parts, what another does would be lost, or done to a part.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: Any) -> None:
+        """Note what is there before a plan divides it. Raises ValueError: another Trainer has divided it."""
+        self._parameters = {id(p): (weakref.ref(p), name) for name, p in model.named_parameters()}
+        self._optimizer = weakref.ref(optimizer)
+        self._plan: Plan | None = None
+        self._divided = self._overtaken = False
+        _claims[:] = [one for one in _claims if any(there() is not None for there, _ in one._parameters.values())]
+        if any(one._divided and one._shared(model.parameters()) for one in _claims):
+            raise ValueError(
+                "a Trainer has divided this model among ranks before, and each has its part alone: build the model "
+                "anew, and have it load the state_dict() or a checkpoint of that Trainer"
+            )
+
+    def settle(self, model: torch.nn.Module, plan: Plan, *, local: bool, divided: bool) -> None:
+        """Take note of what the plan has made of the model: is all of it on every rank, or does each have a part?"""
+        given = [p for there, _ in self._parameters.values() if (p := there()) is not None]
+        self._parameters |= {id(p): (weakref.ref(p), name) for name, p in model.named_parameters()}
+        self._divided = divided
+        for one in _claims:
+            one._overtaken |= (one._plan is not None or not local) and one._shared(given) != ""
+        self._plan = None if local else plan
+        if not _claims:
+            register_optimizer_step_pre_hook(_before_step)
+        _claims.append(self)
+
+    def check(self) -> None:
+        """Raise a RuntimeError if a later Trainer trains the same parameters, and not both may."""
+        if self._overtaken:
+            raise RuntimeError(
+                "another Trainer has been made of the same parameters since, and under these plans one does not see "
+                "what the other does: train by one of them, or by plans of data parallelism alone"
+            )
+
+    def refuse(self, optimizer: Any) -> None:
+        """Refuse a step of an optimizer that updates what is claimed, if this would be lost or wrong."""
+        if self._plan is None or self._overtaken or optimizer is self._optimizer():
+            return
+        name = self._shared(p for group in optimizer.param_groups for p in group["params"])
+        if name and self._plan.shard != "none":
+            raise RuntimeError(
+                f"a second optimizer ({type(optimizer).__name__}) updates parameter {name!r} of a model whose "
+                f"gradients are divided among ranks by the Trainer's plan (shard = {self._plan.shard!r}): give the "
+                "Trainer one optimizer, with groups for what is to be treated otherwise, or say shard = 'none'"
+            )
+        if name and any(axis.elementwise and axis.degree(self._plan) > 1 for axis in AXES):
+            check_elementwise(optimizer)
+
+    def _shared(self, parameters: Any) -> str:
+        """Return the name of a parameter that is claimed; "" if none is."""
+        for p in parameters:
+            there, name = self._parameters.get(id(p), (None, ""))
+            if there is not None and there() is p:
+                return name
+        return ""
+
+
+_claims: list[Claim] = []
+
+
+def _before_step(optimizer: Any, *_: Any) -> None:
+    for claim in _claims:
+        claim.refuse(optimizer)
