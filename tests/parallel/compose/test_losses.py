@@ -185,6 +185,35 @@ def test_parts_of_a_batch_add_up_to_its_loss(kind: str, sizes: list[int], seed: 
         torch.testing.assert_close(sum(parts[1:], parts[0]), expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("ratios", "loss", "same"),
+    [
+        ((1.0,), "smoothed", True),  # one count for each term, as one before
+        ((1.0, 1.0), "tokens", True),
+        ((1.0,), "two", False),  # tokens, and what was chosen
+        ((1.0,), "padded", True),  # samples alone, also where terms have more elements
+        ((1.0, 1.0, 5.0), "padded", True),
+    ],
+)
+def test_a_branch_that_a_later_batch_takes_is_weighed_by_what_it_divides_by_or_refused(
+    ratios: tuple[float, ...], loss: str, same: bool
+) -> None:
+    random = torch.Generator().manual_seed(3)
+    output = torch.randn(8, 5, generator=random, dtype=torch.float64, requires_grad=True)
+    target = torch.tensor([1, -100, -100, 2, 3, 4, 0, 1])
+    kinds = {**KINDS, "padded": lambda o, t: F.mse_loss(o.sum(1), t.double()) + o.abs().mean()}
+    form = LossForm()
+    form.ratios = ratios
+    tally = LossTally(form)
+    for o, t in zip(output.split(4), target.split(4), strict=True):
+        tally.add(form.measure(kinds[loss](o, t), (o,), t, len(t)))
+    if same:
+        assert float(tally.mean()[0]) == pytest.approx(float(kinds[loss](output, target).detach()), rel=1e-12)
+        return
+    with pytest.raises(RuntimeError, match="takes another branch"):
+        tally.mean()
+
+
 class _Masked(torch.nn.Module):
     """A model that computes its loss over what is not masked."""
 

@@ -95,9 +95,22 @@ class LossForm:
         guard = 1.0 in terms and guarded(loss, samples)
         if guard:
             terms = tuple(one or 1.0 for one in terms)
-        if len(terms) == len(self.ratios):
+        if len(terms) == len(self.ratios) or self._of_one_count(terms):
             count = terms[0]
         return MeasuredLoss(loss, count, count, terms, guard=guard, by_samples=not any(terms) or samples in terms)
+
+    def divides_as_known(self, terms: tuple[float, ...]) -> bool:
+        """Return whether the terms of a part's loss divide by what those of earlier parts did."""
+        if len(terms) != len(self.ratios):
+            return self._of_one_count(terms)
+        return all(
+            abs(one - terms[0] * ratio) <= 1e-4 * max(one, terms[0] * ratio)
+            for one, ratio in zip(terms, self.ratios, strict=True)
+        )
+
+    def _of_one_count(self, terms: tuple[float, ...]) -> bool:
+        """Return whether all terms divide by one count, and did before, when they were more or fewer."""
+        return len({*terms}) == 1 and all(abs(ratio - 1) <= 1e-4 for ratio in self.ratios)
 
     def evaluate(self, loss_fn: Callable[[Any, Any], Any], output: Any, target: Any) -> Any:
         """Return what the loss function gives for an output, with the graph that tells what it divides by."""
@@ -149,8 +162,9 @@ class LossTally:
     def __init__(self, form: LossForm, device: torch.device | None = None) -> None:
         # of weighted losses, counts, parts, parts that are not weighted as the form says, losses that are 0 and count
         # nothing, counts that may stand for nothing, parts of which that is not known, and parts that do not divide by
-        # samples
-        self.sums = torch.zeros(8, dtype=torch.float64, device=device)
+        # samples; of parts that are not weighted as the form says, but whose graph tells what they divide by, how many
+        # these are, what they divide by for each sample, and its squares
+        self.sums = torch.zeros(11, dtype=torch.float64, device=device)
         self._form = form
 
     def add(self, measured: MeasuredLoss) -> None:
@@ -162,16 +176,14 @@ class LossTally:
             self.sums[4] += loss == 0
         form, odd = self._form, False
         if form.kind == "graph" and not measured.paired and measured.weight:
-            first = measured.terms[0] if measured.terms else 0.0
-            same = len(measured.terms) == len(form.ratios) and all(
-                abs(one - first * ratio) <= 1e-4 * max(one, first * ratio)
-                for one, ratio in zip(measured.terms, form.ratios, strict=True)
-            )
-            odd = not same
+            odd = not form.divides_as_known(measured.terms)
+            if odd and measured.terms:
+                each = sum(i * one for i, one in enumerate(measured.terms, 1)) / measured.count
+                self.sums[8:] += torch.tensor([1.0, each, each * each], dtype=torch.float64).to(self.sums)
         self.sums[1:4] += torch.tensor([measured.count, 1.0, float(odd)], dtype=torch.float64).to(self.sums)
         if measured.guard is not False or not measured.by_samples:
             guards = [measured.count * bool(measured.guard), measured.guard is None, not measured.by_samples]
-            self.sums[5:] += torch.tensor(guards, dtype=torch.float64).to(self.sums)
+            self.sums[5:8] += torch.tensor(guards, dtype=torch.float64).to(self.sums)
 
     def mean(self) -> tuple[torch.Tensor, float]:
         """Return the loss, and the count that it was divided by: 1 for a sum.
@@ -182,13 +194,15 @@ class LossTally:
         """
         if self._form.kind == "sum":
             return self.sums[0], 1.0
-        added, count, parts, odd, zeros, guarding, unsure, off = self.sums.tolist()
+        added, count, parts, odd, zeros, guarding, unsure, off, told, each, squares = self.sums.tolist()
         if parts > 1 and (off or self._form.counts):
             self._form.counts = True
             if unsure:
                 raise RuntimeError(GUARDED)
             count = count - guarding or min(guarding, 1.0)
-        if odd and parts > 1 and (odd < parts or len(self._form.ratios) > 1):
+        unlike = told < parts or squares * told - each * each > 1e-6 * squares * told
+        # Terms that all go by samples may come and go with the program's branches.
+        if odd and parts > 1 and (odd < parts or (unlike if told else len(self._form.ratios) > 1)):
             raise RuntimeError(
                 f"the loss of {odd:.0f} of {parts:.0f} parts of this batch does not divide by what that of earlier "
                 "ones did: its terms are means over different things (tokens, samples), or it takes another branch. "
