@@ -21,6 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hocket.comm import torch_adapter
 
 from ..batches import divisors, mapped, tensors_in, terms
+from ._batch_sizes import BatchSizes
 from ._kept import KeptTensors, owned, written
 from ._listed_samples import ListedSamples
 
@@ -43,6 +44,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         communicates: Whether ranks have talked to each other; nothing is said of a loss then, until the next batch.
         mixes: Whether samples were put in another order, as mixup does to combine each with another.
         kept: What the program keeps from batch to batch.
+        sizes: What it computes from how many samples a rank has.
         reduces: Whether the program itself sums or averages a statistic over ranks.
         reduces_counts: Whether it does so with a whole number, which may be how many samples a sum is of.
     """
@@ -52,6 +54,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._on = ExitStack()
         self._batch, self._samples = object(), 0
         self.kept, self._listed = KeptTensors(), ListedSamples()
+        self.sizes = BatchSizes(lambda one: _has_rows(one, self._samples) and self._of(one) is not None)
         self.reduces = self.reduces_counts = False
         self.forget()
 
@@ -71,9 +74,11 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._on.enter_context(torch_adapter.uncompiled())  # torch compiles nothing while such a mode is on
             self._on.enter_context(self)
             self._on.enter_context(torch_adapter.hearing_collectives(self._hear))
+            self.sizes.begin()
 
     def end(self) -> None:
         """Pause, unless the program has begun such a mode since."""
+        self.sizes.end()
         if torch_adapter.dispatch_mode() is self:
             self._on.close()
 
@@ -138,9 +143,16 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.mixes, self._others = False, WeakTensorKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, and run it with other samples besides."""
+        """Run an operator, and run it with other samples, and with the whole batch's size, besides."""
         given = (args, kwargs or {})
         tensors = tensors_in(given)
+        others = [] if torch_adapter.in_backward() else self.sizes.run(func, given, tensors)
+        result = self._run_exchanged(func, given, tensors)
+        self.sizes.keep(tensors_in(result), others)
+        return result
+
+    def _run_exchanged(self, func: Any, given: Any, tensors: Sequence[torch.Tensor]) -> Any:
+        args = given[0]
         followed = [one for one in tensors if self._of(one) is not None]
         if not followed or torch_adapter.in_backward():
             result = func(*args, **given[1])
