@@ -78,6 +78,31 @@ def test_a_statistic_is_found_in_a_loss_of_terms_that_divide_by_different_counts
     assert off(lambda y: torch.arange(8), norms) == 0
 
 
+@pytest.mark.parametrize(
+    ("chosen", "right"),
+    [
+        (lambda x, each: x[each > 0.5], True),
+        (lambda x, each: x[each.argsort()], True),
+        (lambda x, each: x[:3], True),
+        (lambda x, each: x + 0.1 * each[:, None], True),
+        (lambda x, each: x[each.topk(3).indices], False),
+        (lambda x, each: (x - x.mean(0)) / x.std(0), False),
+    ],
+)
+def test_what_a_model_is_given_is_chosen_by_each_sample_alone(chosen: Loss, right: bool) -> None:
+    """Hard samples are chosen by a first pass without gradients, or inputs are normalised by the loop."""
+    x = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    look = ExchangedSamples()
+    look.follow([x], 8)
+    look.begin()
+    try:
+        given = chosen(x, x.square().sum(1))
+    finally:
+        look.end()
+    look.given([given], 8)
+    assert (look.meet(F.mse_loss(given, given + 1), 8) == 0) is right
+
+
 def filled(samples: Sequence[torch.Tensor]) -> torch.Tensor:
     rows = torch.zeros(len(samples), 3, dtype=torch.float64)
     for i, one in enumerate(samples):

@@ -146,7 +146,7 @@ def as_evaluated(modules: Sequence[torch.nn.Module]) -> None:
         module.eval()
 
 
-class NoNoise(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class NoNoise(TorchFunctionMode):
     """Has what is drawn at random be the same number for all samples in each pass: noise, and times of a diffusion."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

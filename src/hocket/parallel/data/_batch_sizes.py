@@ -28,7 +28,7 @@ _ARITHMETIC = {
 _ROUNDING = 1e-4
 
 
-class BatchSizes(TorchFunctionMode, Numbers):  # type: ignore[no-untyped-call]
+class BatchSizes(TorchFunctionMode, Numbers):
     """Gives a loop numbers of samples that know what is computed from them, while it is on.
 
     Args:
@@ -41,7 +41,7 @@ class BatchSizes(TorchFunctionMode, Numbers):  # type: ignore[no-untyped-call]
     hashable = True
 
     def __init__(self, has_rows: Callable[[torch.Tensor], bool]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._has_rows = has_rows
         self._total = 0  # samples of the whole batch
         self._given: dict[float, Any] = {}  # numbers of the running function, and what they would be of all of it
@@ -77,14 +77,14 @@ class BatchSizes(TorchFunctionMode, Numbers):  # type: ignore[no-untyped-call]
             if not self._entered:
                 self.__enter__()  # type: ignore[no-untyped-call]
             self._entered = self.recording = True
-            builtins.len = self._length  # type: ignore[assignment]  # its result is an ordinary number, whatever is asked
+            builtins.len = self._length  # its result is an ordinary number, whatever is asked
 
     def end(self) -> None:
         """Pause; inside of a function or a mode of the program's this mode stays where it is until a later end."""
         self.recording = False
         builtins.len = _len
         if self._entered and torch_adapter.function_mode() is self:
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.__exit__(None, None, None)
             self._entered = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -148,9 +148,14 @@ class DataParallel(torch.nn.Module):
         """Run the model."""
         reducer = self._reducer
         if reducer is None or not torch.is_grad_enabled():
-            if not torch.compiler.is_compiling():
-                self._unused = None
-            return self.module(*args, **kwargs)
+            if torch.compiler.is_compiling():
+                return self.module(*args, **kwargs)
+            self._unused = None
+            _exchanged.end()
+            output = self.module(*args, **kwargs)
+            if reducer is not None and self._looks and self._open:  # by which the loop may choose samples
+                self._look(tensors_in((args, kwargs)), tensors_in(output), _batch.current((args, kwargs)))
+            return output
         if self._looks and not torch.compiler.is_compiling():
             _exchanged.end()
         factor = self._before_forward(reducer, (args, kwargs))
@@ -158,7 +163,7 @@ class DataParallel(torch.nn.Module):
             output = self.module(*args, **kwargs)
         output = self._after_forward(reducer, output, factor)
         if self._looks and not torch.compiler.is_compiling():
-            self._look(tensors_in((args, kwargs)), tensors_in(output))
+            self._look(tensors_in((args, kwargs)), tensors_in(output), self._latest)
         return output
 
     @torch_adapter.outside_compiler
@@ -238,9 +243,9 @@ class DataParallel(torch.nn.Module):
                     tensor.register_hook(reducer.expect_backward)  # type: ignore[no-untyped-call]
         return output
 
-    def _look(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+    def _look(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], note: _batch.Note | None) -> None:
         """Look on at what is computed from a batch, and now from outputs of the model."""
-        note, apart = self._latest, self._apart
+        apart = self._apart
         if note is not None and note.share is not None and self._waits:
             _exchanged.given(inputs, note.share.samples)
             for one in outputs:
