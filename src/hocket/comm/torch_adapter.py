@@ -273,10 +273,16 @@ def hearing_collectives(hear: Callable[[], None]) -> Iterator[None]:
             setattr(owner, name, function)
 
 
+_AROUND = ("wrapper", "handle_torch_function", "__torch_function__", "all_reduce")
+"""What calls `all_reduce` for the program: what logs its exceptions, and modes that see functions."""
+
+
 def reduced() -> torch.Tensor | None:
     """Return, where `hearing_collectives` calls, what the program sums over ranks or averages; None for all else."""
     call = sys._getframe(3)  # of torch.distributed.all_reduce, below those of `hear`, of `call` and of this
-    by = call.f_back and call.f_back.f_back  # beyond what logs its exceptions
+    by = call.f_back
+    while by is not None and by.f_code.co_name in _AROUND:
+        by = by.f_back
     sums = call.f_code.co_name == "all_reduce" and str(call.f_locals.get("op")) in ("RedOpType.SUM", "RedOpType.AVG")
     own = by is not None and not str(by.f_globals.get("__name__")).startswith("hocket.")
     return call.f_locals.get("tensor") if sums and own else None
@@ -322,6 +328,12 @@ def dispatch_mode() -> Any:
     """Return the mode that sees this thread's operators first; None where none does."""
     modes: Any = importlib.import_module("torch.utils._python_dispatch")
     return modes._get_current_dispatch_mode()
+
+
+def function_mode() -> Any:
+    """Return the mode that sees this thread's functions first; None where none does."""
+    modes: Any = importlib.import_module("torch.overrides")
+    return modes._get_current_function_mode()
 
 
 def unseen() -> contextlib.AbstractContextManager[Any]:

@@ -144,3 +144,47 @@ def test_losses_that_the_first_samples_explain_by_chance_are_refused() -> None:
     with pytest.warns(UserWarning, match="divides by more than it counts where that is little"):
         of_samples_that_count(many, lambda o, t: guarded(o, t, (t > 0).sum().clamp(min=8)))
     of_samples_that_count(many, lambda o, t: guarded(o, t, (t > 0).sum().clamp(min=1)))
+
+
+def test_a_look_that_fails_by_itself_is_told_and_the_loss_is_judged_by_its_parts(monkeypatch: Any) -> None:
+    """Its error was taken for the program's own, which the step would meet, and nothing was judged."""
+
+    def broken(*_: Any) -> bool:
+        raise TypeError("of the look")
+
+    monkeypatch.setattr("hocket.parallel.compose._loss_judge.samples_paired", broken)
+    ones = torch.ones(8, 4, dtype=torch.float64)
+    with pytest.warns(UserWarning, match="could not be compared .*: TypeError: of the look"):
+        of_samples_that_count(ones, F.mse_loss)
+    with pytest.raises(PlanError, match="is not a mean over samples"):
+        of_samples_that_count(ones, lambda output, target: F.mse_loss(output, target).sqrt())
+
+
+def test_a_loss_that_is_no_number_yet_is_judged_by_a_later_batch() -> None:
+    target = torch.ones(8, 4, dtype=torch.float64)
+    model = nn.Linear(4, 4).double()
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return output.square().mean().sqrt() + 0 * target.mean()
+
+    trainer = hocket.Trainer(model, loss, torch.optim.SGD(model.parameters(), 0.0), Plan(accumulate=2))
+    inputs = torch.randn_like(target)
+    trainer.step((inputs, target * torch.inf))
+    with pytest.raises(PlanError, match="is not a mean over samples"):
+        trainer.step((inputs, target))
+
+
+def noisy(output: torch.Tensor) -> torch.Tensor:
+    return output + torch.randn_like(output) * torch.randint(1, 5, (len(output), 1))
+
+
+def test_a_loss_with_noise_is_judged_and_one_that_chooses_samples_is_told_not_to_be() -> None:
+    """That of a VAE is random as it evaluates, too; it was judged not at all."""
+    ones = torch.ones(8, 4, dtype=torch.float64)
+    of_samples_that_count(ones, lambda output, target: F.mse_loss(noisy(output), target))
+    with pytest.raises(PlanError, match="is not a mean over samples"):
+        of_samples_that_count(ones, lambda output, target: F.mse_loss(noisy(output), target) + output.sum())
+    with pytest.warns(UserWarning, match="draws random choices in each pass"):
+        of_samples_that_count(
+            ones, lambda output, target: F.mse_loss(output[torch.randperm(len(output))[:1]], target[:1])
+        )

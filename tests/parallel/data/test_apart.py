@@ -269,6 +269,19 @@ def test_a_batch_that_the_model_changes_in_place_is_as_it_was_after_the_look() -
     assert not x.any()
 
 
+def test_a_model_that_draws_noise_as_it_evaluates_is_looked_at_too() -> None:
+    """As a VAE does: it was left alone."""
+
+    def noisy(_: Any, out: Tensor, __: Tensor) -> Tensor:
+        return out + torch.randn_like(out)
+
+    x = torch.randn(8, 6).double()
+    for then, wrong in ((noisy, False), (lambda *given: whitened(None, noisy(*given), given[2]), True)):
+        found = look_apart(Network(then), ((x,), {}), 8, summed=False)
+        assert found is not None
+        assert bool(found.wrong) is wrong
+
+
 def test_a_look_seeds_no_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch notes a seed for each kind of them with the stack, a millisecond each time."""
     noted: list[int] = []

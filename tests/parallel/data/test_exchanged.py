@@ -78,6 +78,31 @@ def test_a_statistic_is_found_in_a_loss_of_terms_that_divide_by_different_counts
     assert off(lambda y: torch.arange(8), norms) == 0
 
 
+@pytest.mark.parametrize(
+    ("chosen", "right"),
+    [
+        (lambda x, each: x[each > 0.5], True),
+        (lambda x, each: x[each.argsort()], True),
+        (lambda x, each: x[:3], True),
+        (lambda x, each: x + 0.1 * each[:, None], True),
+        (lambda x, each: x[each.topk(3).indices], False),
+        (lambda x, each: (x - x.mean(0)) / x.std(0), False),
+    ],
+)
+def test_what_a_model_is_given_is_chosen_by_each_sample_alone(chosen: Loss, right: bool) -> None:
+    """Hard samples are chosen by a first pass without gradients, or inputs are normalised by the loop."""
+    x = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    look = ExchangedSamples()
+    look.follow([x], 8)
+    look.begin()
+    try:
+        given = chosen(x, x.square().sum(1))
+    finally:
+        look.end()
+    look.given([given], 8)
+    assert (look.meet(F.mse_loss(given, given + 1), 8) == 0) is right
+
+
 def filled(samples: Sequence[torch.Tensor]) -> torch.Tensor:
     rows = torch.zeros(len(samples), 3, dtype=torch.float64)
     for i, one in enumerate(samples):
@@ -114,4 +139,5 @@ def test_a_batch_that_the_loop_makes_of_a_list_of_samples_is_followed(together: 
 
     assert off_listed(F.mse_loss) == off_listed(F.mse_loss, [2, 0, 1, 3]) == 0
     assert off_listed(lambda output, y: F.cross_entropy(output @ y.T, torch.arange(4))) > 0.01
-    assert off_listed(lambda output, y: F.mse_loss(output, y / y.std())) > 0.01
+    for order in ([0, 1, 2, 3], [2, 0, 1, 3]):  # as sorted by length
+        assert off_listed(lambda output, y: F.mse_loss(output, y / y.std()), order) > 0.01

@@ -23,16 +23,18 @@ from ._loss_graph import (
 from ._rng import RandomStream, RngStates, mix, restored
 from ._samples import Key, RankSampler, SeededDataset, each
 from ._totals import average, total
+from ._traced_numbers import Numbers, TracedNumber, plain, traced
 from ._undisturbed import unaltered, undisturbed
 from ._user_loader import expected_size, generators, inner_loader
 from .trees import called, mapped, tensors_in, views_like
 
 __all__ = [
     "GUARDED", "SAME_VALUES", "SUMS", "AgreedCount", "BatchPart", "BatchShard", "BatchSplitter", "Cutter",
-    "DistributedLoader", "Key", "Keywords", "LossForm", "LossTally", "MeasuredLoss", "RandomStream", "RankSampler",
-    "Reduction", "RngStates", "SeededDataset", "ShardedLoader", "SharedLoader", "TensorCount", "average",
-    "batch_of", "called", "cut_fields", "divided_by", "divisors", "each", "expected_size", "fingerprint",
-    "generators", "guarded", "inner_loader", "is_empty", "is_of_one", "is_one_by_one", "is_plain", "kind_of",
-    "mapped", "mix", "number", "own_generators", "possible_counts", "put_back_generators", "restored", "samples_in",
-    "sizes_of", "state_of", "tensors_in", "terms", "total", "unaltered", "undisturbed", "views_like",
+    "DistributedLoader", "Key", "Keywords", "LossForm", "LossTally", "MeasuredLoss", "Numbers", "RandomStream",
+    "RankSampler", "Reduction", "RngStates", "SeededDataset", "ShardedLoader", "SharedLoader", "TensorCount",
+    "TracedNumber", "average", "batch_of", "called", "cut_fields", "divided_by", "divisors", "each", "expected_size",
+    "fingerprint", "generators", "guarded", "inner_loader", "is_empty", "is_of_one", "is_one_by_one", "is_plain",
+    "kind_of", "mapped", "mix", "number", "own_generators", "plain", "possible_counts", "put_back_generators",
+    "restored", "samples_in", "sizes_of", "state_of", "tensors_in", "terms", "total", "traced", "unaltered",
+    "undisturbed", "views_like",
 ]  # fmt: skip

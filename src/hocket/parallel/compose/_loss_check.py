@@ -12,7 +12,16 @@ from hocket.planner import PlanError, PlanFinding
 from hocket.workload.division import seed
 
 from ..batches import BatchPart, LossForm, MeasuredLoss, cut_fields, mapped, tensors_in, undisturbed
-from ..data import ForwardState, StateProbe, SynchronisedBatchNorm, as_evaluated, as_trained, draws_of, tell
+from ..data import (
+    LESS_RANDOM,
+    ForwardState,
+    StateProbe,
+    SynchronisedBatchNorm,
+    as_evaluated,
+    as_trained,
+    draws_of,
+    tell,
+)
 from ..mesh import World
 from ._composition import Composition
 from ._loss_function import as_before, modules_in
@@ -30,8 +39,8 @@ class LossCheck:
     """Finds how a loss adds up over parts of a batch, or that it does not.
 
     The model is run as it trains, but in full precision, and with dropout and batch norm as they evaluate: what these
-    do is no matter of the loss. Where it draws random numbers all the same, it is run as it evaluates. Random states,
-    buffers and attributes of modules are put back. `form` is made to fit.
+    do is no matter of the loss. Where it draws random numbers all the same, it is run as it evaluates, then with noise
+    that is alike for all samples. Random states, buffers and attributes of modules are put back. `form` is made to fit.
     """
 
     def __init__(self, composition: Composition, form: LossForm) -> None:
@@ -82,8 +91,10 @@ class LossCheck:
                 draws = draws_of(modules, few.samples, lambda: composition.passes.value(few.copied(), lambda *_: None))
             composition.passes.numbers.look()
             composition.passes.numbers.decide(draws)
+        judge = LossJudge(composition, self._form, few)
         with undisturbed(modules), self._exactly():
-            found, steady = self._compared(modules, few)
+            found, steady = self._compared(judge, modules, few)
+            failed = found if isinstance(found, str) else mesh.whole.first(judge.failed)
             if isinstance(found, str):
                 found = self._whole_alone(modules, few, batch, found)
         verdicts = composition.mesh.whole.from_all(found)
@@ -92,6 +103,8 @@ class LossCheck:
             return False
         if verdict is not None:
             self._follow(verdict)
+        if failed and self._cuts:
+            self._tell(_FAILED.format(failed))
         if self._cuts and any(composition.mesh.whole.from_all(any(map(_keeps_state, modules)))):
             with undisturbed(modules), self._exactly():
                 state = self._look_at_state(modules, few, steady=steady)
@@ -187,24 +200,32 @@ class LossCheck:
             composition.notes += lines
         return looked_at, mesh["data"], found
 
-    def _compared(self, modules: Sequence[torch.nn.Module], few: BatchPart) -> tuple[LossVerdict | str | None, bool]:
+    def _tell(self, note: str) -> None:
+        self._composition.notes.append(note)
+        if self._composition.mesh.whole.rank == 0:
+            warnings.warn(note, stacklevel=5)
+
+    def _compared(
+        self, judge: LossJudge, modules: Sequence[torch.nn.Module], few: BatchPart
+    ) -> tuple[LossVerdict | str | None, bool]:
         """Return what explains the loss, or the error that the samples raise, and whether no random numbers matter."""
         from_all = self._composition.mesh.whole.from_all
-        judge = LossJudge(self._composition, self._form, few)
         steady = False
         error = ""
-        for calm in (as_trained, as_evaluated):
+        for calm, quiet in LESS_RANDOM:
             calm(modules)
             first: list[MeasuredLoss] = []
 
             def agrees(one: list[MeasuredLoss]) -> bool:
                 seed(1)
                 other = judge.measured(0, few.samples)
-                return not one or judge.close(one[0].value, other[0].value, 1e-2)
+                if not one or not math.isfinite(one[0].value):
+                    return True
+                return judge.close(one[0].value, other[0].value, 1e-2)
 
             same = True
             try:
-                with undisturbed(modules):
+                with undisturbed(modules), quiet():
                     seed(0)
                     first = judge.measured(0, few.samples)
                     self._seen = self._seen or self._parameters()
@@ -212,11 +233,14 @@ class LossCheck:
             except Exception as caught:  # what is no mere matter of the mode will be met in the step itself
                 same, error = False, said(caught)
             if all(from_all(same)):
-                return judge.verdict(first), steady or calm is as_trained
+                with quiet():
+                    return judge.verdict(first), steady or calm is as_trained
             if calm is as_trained and not any(from_all(error)):
                 with undisturbed(modules):  # perhaps it was no random number, but what the first pass left in buffers
                     steady = all(from_all(agrees(first)))
-        return self._composition.mesh.whole.first(error), steady
+        if not (found := self._composition.mesh.whole.first(error)):
+            judge.failed = "the model or the loss draws random choices in each pass, also as it evaluates"
+        return found, steady
 
     def _whole_alone(
         self, modules: Sequence[torch.nn.Module], few: BatchPart, batch: BatchPart | None, error: str
@@ -240,9 +264,7 @@ class LossCheck:
             rule = f"{verdict.problem} This plan cuts batches ({', '.join(self._cuts)})"
             raise PlanError("the plan does not keep the loss of one process:", [PlanFinding("loss_fn", rule, _REMEDY)])
         if verdict.guarded and self._cuts:
-            notes.append(_GUARDED)
-            if self._composition.mesh.whole.rank == 0:
-                warnings.warn(_GUARDED, stacklevel=4)
+            self._tell(_GUARDED)
         if verdict.counter is not None:
             form.counter = verdict.counter
             notes.append(f"the loss is a mean over {verdict.counter}, by which parts of a batch are weighted")
@@ -258,6 +280,10 @@ _WHOLE = "take a plan that does not cut batches: tensor parallelism, a pipeline 
 _CHANGE = (
     "change parameters after trainer.step, or keep what is not trained in buffers (a teacher that follows its student, "
     "say)"
+)
+_FAILED = (
+    "the loss of some samples could not be compared with that of their parts, so that nobody knows whether this plan "
+    "keeps the loss of one process: {}"
 )
 _GUARDED = (
     "the loss divides by more than it counts where that is little (`sum / count.clamp(min=10)`, `sum / (count + 1)`), "

@@ -43,12 +43,16 @@ class LossVerdict:
     counter: AgreedCount | None = None  # that explains the loss
     problem: str = ""  # why the plan does not give the loss of one process; "" if it does
     inside: bool | None = None  # whether the model computes the loss; None if that is not known
-    empty: bool = False  # whether nothing of these samples counts in the loss, so that others must tell
+    empty: bool = False  # whether nothing of these samples counts in the loss, or it is no number: others must tell
     guarded: bool = False  # whether the loss divides by more than it counts where that is little
 
 
 class LossJudge:
-    """Measures losses of the samples and of their parts."""
+    """Measures losses of the samples and of their parts.
+
+    Attributes:
+        failed: How the look at the loss has failed where the loss by itself does not; "" where it has not.
+    """
 
     def __init__(self, composition: Composition, form: LossForm, few: BatchPart) -> None:
         self._passes, self._form, self._few = composition.passes, form, few
@@ -67,6 +71,7 @@ class LossJudge:
         self._off = {"graph": 0.0, "samples": 0.0}  # what samples exchanged have shown of losses of these forms
         self._guards = False, False  # what other counts have
         self._again: list[float] = []  # the loss of the same, twice
+        self.failed = ""
 
     def measured(self, begin: int, end: int) -> list[MeasuredLoss]:
         """Return the loss of some of the samples; [] where this rank does not know it."""
@@ -77,6 +82,16 @@ class LossJudge:
         return self._passes.measured(part.copied(), self._loss, whole=True)
 
     def _loss(self, output: Any, target: Any) -> Any:
+        """Return the loss, and look at it; what the loss raises by itself is the program's error."""
+        given = mapped((output, target), torch.clone)  # which a loss may change in place
+        try:
+            return self._looked_at(output, target)
+        except Exception as error:
+            value = self._passes.loss_fn(*given)
+            self.failed = self.failed or said(error)
+            return value
+
+    def _looked_at(self, output: Any, target: Any) -> Any:
         """Return the loss, and note how large the terms are that the outputs add up to in it, to first order."""
         exchanged, function = ExchangedSamples(), self._passes.loss_fn
         exchanged.follow(tensors_in([output, target]), self._few.samples)
@@ -166,7 +181,7 @@ class LossJudge:
         parts = [[found[0] for found in one] for one in split]
         values = [one.value for one in (whole, *sum(parts, []))]
         if not all(map(math.isfinite, values)):
-            return None
+            return LossVerdict(empty=True)
         if whole.terms and (not any(whole.terms) or whole.guard is not False):
             return LossVerdict(empty=True)
         form = self._form

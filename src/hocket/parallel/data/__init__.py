@@ -1,6 +1,6 @@
 """Data parallelism: gradients averaged, and state replicated or sharded (ZeRO), compressed, prioritised or relaxed."""
 
-from ._apart import as_evaluated, as_trained, look_apart
+from ._apart import LESS_RANDOM, as_evaluated, as_trained, look_apart
 from ._batch_norm import BroadcastBuffers, SynchronisedBatchNorm, normalise, synchronise
 from ._coupling import samples_paired
 from ._data_parallel import DataParallel, living
@@ -18,9 +18,9 @@ from ._zero import ShardedOptimizer
 from .relaxed._relaxation import Relaxation
 
 __all__ = [
-    "BroadcastBuffers", "DataParallel", "ExchangedSamples", "ForwardState", "FullySharded", "GradientReducer",
-    "Relaxation", "ReplicaMarks", "Replicated", "SampleNumbers", "ShardedOptimizer", "ShardingStrategy", "StageNumbers",
-    "StateProbe", "SynchronisedBatchNorm", "as_evaluated", "as_trained", "blocks", "draws_of", "has_own_hooks",
-    "is_nonlinear", "living", "look_apart", "normalise", "on_several_hosts", "own", "samples_paired", "scale_gradients",
-    "synchronise", "tell",
+    "LESS_RANDOM", "BroadcastBuffers", "DataParallel", "ExchangedSamples", "ForwardState", "FullySharded",
+    "GradientReducer", "Relaxation", "ReplicaMarks", "Replicated", "SampleNumbers", "ShardedOptimizer",
+    "ShardingStrategy", "StageNumbers", "StateProbe", "SynchronisedBatchNorm", "as_evaluated", "as_trained", "blocks",
+    "draws_of", "has_own_hooks", "is_nonlinear", "living", "look_apart", "normalise", "on_several_hosts", "own",
+    "samples_paired", "scale_gradients", "synchronise", "tell",
 ]  # fmt: skip

@@ -1,12 +1,13 @@
 """Finds what a model computes for a sample from others of its batch: it is run on a batch, and on two parts of it."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook
+from torch.overrides import TorchFunctionMode
 
 from hocket.comm import torch_adapter
 from hocket.workload.division import seed
@@ -42,6 +43,10 @@ class Apart:
         return ""
 
 
+class _ModelError(Exception):
+    """Of a model that takes no part of a batch, or communicates."""
+
+
 @dataclass
 class _ApartRun:
     outputs: list[torch.Tensor]
@@ -52,7 +57,8 @@ class _ApartRun:
 def look_apart(module: torch.nn.Module, inputs: Any, samples: int, *, summed: bool | None) -> Apart | None:
     """Compare what a model gives for a batch with what it gives for two parts of it.
 
-    Dropout and batch norm evaluate, and all of the model where it draws random numbers. Buffers, attributes and random
+    Dropout and batch norm evaluate, and all of the model where it draws random numbers; those that it draws all the
+    same, as a VAE does, are made alike for all samples. Buffers, attributes and random
     states are put back. A model that communicates, or whose layers the program has hooked, is left alone. `inputs` are
     a pair of positional arguments and those by name, of so many `samples`; `summed` says whether a loss is a sum over
     samples, None where the program has said by what it is weighted. None is returned where nothing was found out.
@@ -76,8 +82,9 @@ def look_apart(module: torch.nn.Module, inputs: Any, samples: int, *, summed: bo
         stack.enter_context(tolerances.watching())
         probe = StateProbe([(module, {})], lambda one: isinstance(one, torch.nn.modules.batchnorm._BatchNorm))
         try:
-            for calm in (as_trained, as_evaluated):
+            for calm, quiet in LESS_RANDOM:
                 calm([module])
+                stack.enter_context(quiet())
                 whole = _run(module, probe, inputs, 0)
                 left = left or _sums(module)
                 again = _run(module, probe, inputs, 1)
@@ -87,7 +94,7 @@ def look_apart(module: torch.nn.Module, inputs: Any, samples: int, *, summed: bo
                 found.changing = _changed(left, module)
                 return found if found.changing else None
             some = [_run(module, probe, Cutter(None).cut(inputs, *part), 0) for part in parts]
-        except Exception:  # a model that takes no part of a batch is told elsewhere
+        except _ModelError:
             return None
     found.changing = _changed(left, module)
     if any(len(one.outputs) != len(whole.outputs) for one in some):
@@ -139,6 +146,30 @@ def as_evaluated(modules: Sequence[torch.nn.Module]) -> None:
         module.eval()
 
 
+class NoNoise(TorchFunctionMode):
+    """Has what is drawn at random be the same number for all samples in each pass: noise, and times of a diffusion."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function; what it draws and is no permutation, choice or dropout is replaced."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if getattr(func, "__name__", "") in _NOISE and isinstance(result, torch.Tensor):
+            result.detach().fill_(0.5)
+        elif func in (torch.randint, torch.randint_like):
+            ends = [one for one in args if isinstance(one, int)]
+            result.fill_(ends[0] if len(ends) + ("high" in kwargs) > 1 else kwargs.get("low", 0))
+        return result
+
+
+LESS_RANDOM: Any = ((as_trained, nullcontext), (as_evaluated, nullcontext), (as_evaluated, NoNoise))
+"""Ways to run a model, each less random than that before: what is done to it, and a block for passes."""
+
+_NOISE = {
+    "rand", "randn", "rand_like", "randn_like", "normal", "normal_", "uniform_", "exponential_", "log_normal_",
+    "cauchy_", "_standard_gamma", "poisson",
+}  # fmt: skip
+
+
 class _Tolerances:
     """How far results may be apart, by the lowest precision of parameters and of what layers give."""
 
@@ -175,7 +206,10 @@ def _run(module: torch.nn.Module, probe: StateProbe, arguments: Any, number: int
     args, kwargs = mapped(arguments, lambda one: one.detach().clone().requires_grad_(one.requires_grad))  # for itself
     with undisturbed([module]), torch.enable_grad():
         seed(number)
-        outputs = tensors_in(module(*args, **kwargs))
+        try:
+            outputs = tensors_in(module(*args, **kwargs))
+        except Exception as error:
+            raise _ModelError from error
         counts = [divisors(one, samples_in(arguments)) if one.numel() == 1 else () for one in outputs]
         return _ApartRun([one.detach().requires_grad_(one.requires_grad) for one in outputs], counts, probe.now())
 

@@ -116,6 +116,7 @@ class DataParallel(torch.nn.Module):
         self._marks = ReplicaMarks(replicated)
         self._losses = LossWeights(world, self._marks)
         _exchanged.reduces = _exchanged.reduces_counts = False
+        _exchanged.sizes.forget()
         self._numbers = SampleNumbers(world)
         self._draws: Draws | None = Draws((), 0)  # of the first forward pass; None once they were looked at
         self._replicated = list(replicated.values())
@@ -147,9 +148,14 @@ class DataParallel(torch.nn.Module):
         """Run the model."""
         reducer = self._reducer
         if reducer is None or not torch.is_grad_enabled():
-            if not torch.compiler.is_compiling():
-                self._unused = None
-            return self.module(*args, **kwargs)
+            if torch.compiler.is_compiling():
+                return self.module(*args, **kwargs)
+            self._unused = None
+            _exchanged.end()
+            output = self.module(*args, **kwargs)
+            if reducer is not None and self._looks and self._open:  # by which the loop may choose samples
+                self._look(tensors_in((args, kwargs)), tensors_in(output), _batch.current((args, kwargs)))
+            return output
         if self._looks and not torch.compiler.is_compiling():
             _exchanged.end()
         factor = self._before_forward(reducer, (args, kwargs))
@@ -157,7 +163,7 @@ class DataParallel(torch.nn.Module):
             output = self.module(*args, **kwargs)
         output = self._after_forward(reducer, output, factor)
         if self._looks and not torch.compiler.is_compiling():
-            self._look(tensors_in((args, kwargs)), tensors_in(output))
+            self._look(tensors_in((args, kwargs)), tensors_in(output), self._latest)
         return output
 
     @torch_adapter.outside_compiler
@@ -237,13 +243,14 @@ class DataParallel(torch.nn.Module):
                     tensor.register_hook(reducer.expect_backward)  # type: ignore[no-untyped-call]
         return output
 
-    def _look(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+    def _look(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], note: _batch.Note | None) -> None:
         """Look on at what is computed from a batch, and now from outputs of the model."""
-        note, apart = self._latest, self._apart
+        apart = self._apart
         if note is not None and note.share is not None and self._waits:
             _exchanged.given(inputs, note.share.samples)
             for one in outputs:
                 _exchanged.kept.know(one)
+            _exchanged.sizes.covers |= any(one.shape[:1] == (note.share.samples,) for one in (*inputs, *outputs))
             rows = (one for i, one in enumerate(outputs) if apart is None or i in apart.rows)
             _exchanged.follow(rows, note.share.samples)
             _exchanged.begin()
@@ -276,6 +283,12 @@ class DataParallel(torch.nn.Module):
             nonlocal averaged
             if (model := mine()) is None or model._reducer is None:
                 return
+            if (name := _exchanged.sizes.setting(optimizer)) and not model._world.rank:
+                warnings.warn(
+                    f"the optimizer's {name} is computed from how many samples this rank has, and not from those of "
+                    "the whole batch, as on one device: compute it from hocket.total(len(batch))",
+                    stacklevel=4,
+                )
             before, averaged = averaged, model._reducer.averaged
             if averaged == before and kwargs.get("closure", args[1:]) in (None, ()):  # a closure makes its own
                 model._marks.compare_gradients(model._world)
@@ -365,6 +378,7 @@ class DataParallel(torch.nn.Module):
             self._looks_again -= 1
             self._anew = False
         _exchanged.next(note, note.share.samples)
+        self._tell_sizes(note.share)
         if note.share.uneven and _exchanged.reduces and not _exchanged.reduces_counts:
             _exchanged.reduces = False
             self._tell_reduced(note.share)
@@ -387,11 +401,21 @@ class DataParallel(torch.nn.Module):
                 stacklevel=5,
             )
 
+    def _tell_sizes(self, share: BatchShard | None) -> None:
+        """Begin a batch, or none; warn, on one rank, of what the loop has decided by how many samples a rank has."""
+        if (said := _exchanged.sizes.begin_batch(share)) and self._world.rank == 0:
+            warnings.warn(
+                f"the loop decides by how many samples this rank has ({said}), and would decide otherwise by those of "
+                "the whole batch, as one device does: decide by hocket.total(len(batch))",
+                stacklevel=5,
+            )
+
     def batches_ended(self) -> None:
         """Look no more at what is computed: these are no batches of a loader."""
         self._tell_left_out(None)
         self._open = False
         _exchanged.end()
+        self._tell_sizes(None)
 
     def _use_batch(self) -> None:
         if self._unused is not None and self._unused.share is not None:

@@ -21,6 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hocket.comm import torch_adapter
 
 from ..batches import divisors, mapped, tensors_in, terms
+from ._batch_sizes import BatchSizes
 from ._kept import KeptTensors, owned, written
 from ._listed_samples import ListedSamples
 
@@ -43,6 +44,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         communicates: Whether ranks have talked to each other; nothing is said of a loss then, until the next batch.
         mixes: Whether samples were put in another order, as mixup does to combine each with another.
         kept: What the program keeps from batch to batch.
+        sizes: What it computes from how many samples a rank has.
         reduces: Whether the program itself sums or averages a statistic over ranks.
         reduces_counts: Whether it does so with a whole number, which may be how many samples a sum is of.
     """
@@ -52,6 +54,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._on = ExitStack()
         self._batch, self._samples = object(), 0
         self.kept, self._listed = KeptTensors(), ListedSamples()
+        self.sizes = BatchSizes(lambda one: _has_rows(one, self._samples) and self._of(one) is not None)
         self.reduces = self.reduces_counts = False
         self.forget()
 
@@ -63,6 +66,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._items: dict[float, list[float]] = {}  # numbers that the program has taken, and their three others
         self._counts = set[float]()  # whole numbers that it has taken
         self._bytes, self._lowest = 0, torch.float64
+        self._given_off = 0.0  # how far what models were given is from samples by themselves
         self._own: dict[int, torch.Tensor] = {}  # what had rows of samples when ranks began to talk, by its identity
 
     def begin(self) -> None:
@@ -71,9 +75,11 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._on.enter_context(torch_adapter.uncompiled())  # torch compiles nothing while such a mode is on
             self._on.enter_context(self)
             self._on.enter_context(torch_adapter.hearing_collectives(self._hear))
+            self.sizes.begin()
 
     def end(self) -> None:
         """Pause, unless the program has begun such a mode since."""
+        self.sizes.end()
         if torch_adapter.dispatch_mode() is self:
             self._on.close()
 
@@ -99,7 +105,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         computed = ((one, three) for one, (versions, *three) in self._others.items() if len(versions) == 2)
         depends = ((one, three) for one, three in computed if any(_unlike(one, other) for other in three))
         self.kept.keep((one for one, three in depends if not _places(one, three, self._samples)), samples)
-        self._batch, self._samples, self._items, self._counts = batch, samples, {}, set()
+        self._batch, self._samples, self._items, self._counts, self._given_off = batch, samples, {}, set(), 0.0
         if self.communicates:
             others, own = self._others, self._own
             self.forget()
@@ -130,6 +136,9 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         If the program has put samples into another order (by their lengths, say), or it is not known where they come
         from, what it has of the batch besides may have another order, and is followed no more.
         """
+        tensors = list(tensors)
+        fours = ([one, *found[1:]] for one in tensors if (found := self._of(one)) is not None)
+        self._given_off = max([self._given_off, *map(_rows_off, fours)])
         known = [(one, self._of(one)) for one in tensors if _has_rows(one, samples)]
         known = [(one, found[1:]) for one, found in known if found is not None]
         if known and all(all(map(torch.equal, found, _choices(one, samples))) for one, found in known):
@@ -138,9 +147,16 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.mixes, self._others = False, WeakTensorKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, and run it with other samples besides."""
+        """Run an operator, and run it with other samples, and with the whole batch's size, besides."""
         given = (args, kwargs or {})
         tensors = tensors_in(given)
+        others = [] if torch_adapter.in_backward() else self.sizes.run(func, given, tensors)
+        result = self._run_exchanged(func, given, tensors)
+        self.sizes.keep(tensors_in(result), others)
+        return result
+
+    def _run_exchanged(self, func: Any, given: Any, tensors: Sequence[torch.Tensor]) -> Any:
+        args = given[0]
         followed = [one for one in tensors if self._of(one) is not None]
         if not followed or torch_adapter.in_backward():
             result = func(*args, **given[1])
@@ -213,7 +229,11 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         losses are weighted where their graph does not tell; `times` whether it is the loss times what it divides by.
         """
         known = self._of(loss)
-        if self.communicates or samples < 2 or known is None or any(one.numel() != 1 for one in known[1:]):
+        if self.communicates or samples < 2:
+            return 0.0
+        if self._given_off > _TOLERANCES.get(self._lowest, _LOW):
+            return self._given_off
+        if known is None or any(one.numel() != 1 for one in known[1:]):
             return 0.0
         four = [loss, *known[1:]]
         counts = [divisors(one, samples) if times else () for one in four]
@@ -307,8 +327,7 @@ def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _sums(rows: torch.Tensor) -> torch.Tensor:
-    rows = torch.view_as_real(rows.detach()) if rows.is_complex() else rows.detach()
-    return rows.double().reshape(len(rows), -1).sum(1)
+    return _real(rows).double().reshape(len(rows), -1).sum(1)
 
 
 def _put(source: torch.Tensor, instead: torch.Tensor, one: torch.Tensor) -> torch.Tensor:
@@ -342,6 +361,28 @@ def _shares(counts: Sequence[float]) -> list[float]:
 
 def _alike(shares: Sequence[float]) -> bool:
     return all(math.isclose(one, shares[0]) for one in shares)
+
+
+def _rows_off(four: Sequence[torch.Tensor]) -> float:
+    """Return how far rows that a model is given are from a selection that goes by each sample alone, relative.
+
+    The sums of such rows, and of their cubes, are sums of one term for each sample (those of squares are so where rows
+    are normalised over a batch). Where not even the numbers of rows are, nothing is said: repeated rows may have been
+    left out.
+    """
+    sizes = [len(one) if one.dim() else 0 for one in four]
+    if len({one.shape[1:] for one in four}) > 1 or sizes[0] + sizes[1] != sizes[2] + sizes[3] or not min(sizes):
+        return 0.0
+    with torch_adapter.unsaved():
+        flat = [_real(one).double().reshape(len(one), -1) for one in four]
+        a, b, c, d = (torch.cat([one.sum(0), one.pow(3).sum(0)]) for one in flat)
+        size = max(float(one.abs().max()) for one in (a, b, c, d)) if a.numel() else 0.0
+        off = float((a + b - c - d).abs().max()) / size if size else 0.0
+    return off if math.isfinite(off) else 0.0
+
+
+def _real(one: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(one.detach()) if one.is_complex() else one.detach()
 
 
 def _off(four: Sequence[float]) -> float:

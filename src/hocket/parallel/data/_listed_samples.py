@@ -14,11 +14,13 @@ _TOGETHER = (torch.ops.aten.stack, torch.ops.aten.cat)
 class ListedSamples:
     """Knows of which sample of a list a tensor is computed, until there is a tensor with a row for each, in order.
 
-    Rows in another order than that of the list are left alone: nothing shows which are put back into it later.
+    The order is that in which the program first puts all samples together, as sorted by length. Rows in another order
+    than that are left alone: nothing shows which are put back into it later.
     """
 
     def __init__(self) -> None:
         self._samples = 0
+        self._order: list[int] | None = None  # in which samples were put together
         self._numbers: Any = WeakTensorKeyDictionary()  # of samples, by tensors that are of one
         self._filled: Any = WeakTensorKeyDictionary()  # whose rows have been written, by what they are rows of
 
@@ -35,7 +37,7 @@ class ListedSamples:
     ) -> Sequence[torch.Tensor]:
         """Take notice of what an operator has computed; return what has a row for each sample now."""
         numbers = [self._numbers[one] for one in tensors if one in self._numbers] if self._samples else []
-        if func.overloadpacket in _TOGETHER and numbers == list(range(self._samples)) == list(range(len(tensors))):
+        if func.overloadpacket in _TOGETHER and len(tensors) == len(numbers) and self._is_batch(numbers):
             return [one for one in results if one.shape[:1] == (self._samples,)]
         if len(set(numbers)) != 1:
             return ()
@@ -44,9 +46,16 @@ class ListedSamples:
             whole = one._base
             if whole is not None and whole.shape[:1] == (self._samples,) and whole.stride(0):
                 rows = self._filled.setdefault(whole, [])
-                at, begin = one.storage_offset() - whole.storage_offset(), numbers[0] * whole.stride(0)
-                rows += numbers[:1] if begin <= at < begin + whole.stride(0) else []
-                found += [whole] if rows == list(range(self._samples)) else []
+                at = one.storage_offset() - whole.storage_offset()
+                rows += numbers[:1] if at // whole.stride(0) == len(rows) else []
+                found += [whole] if self._is_batch(rows) else []
         for one in results:
             self._numbers[one] = numbers[0]
         return found
+
+    def _is_batch(self, numbers: list[int]) -> bool:
+        """Return whether these are all samples, in the order in which they were put together first."""
+        if sorted(numbers) != list(range(self._samples)):
+            return False
+        self._order = self._order or list(numbers)
+        return numbers == self._order

@@ -259,9 +259,11 @@ class LossWeights:
                 keeps; on every rank alike.
         """
         mine, samples, constants = (0.0, False, False, False, False, False), share.samples, set[float]()
+        ratio = 0.0
         if loss.numel() == 1:
             now, later = exchanged.guards(loss, samples, self._world.size)
             off = 0.0 if now or later or self._by_passes else exchanged.meet(loss, samples, stated=stated)
+            ratio = 0.0 if exchanged.communicates or self._by_passes else exchanged.sizes.off(loss, samples)
             constants = constant_divisors(loss, samples, share.total)
             mine = off, exchanged.mixes, now, later, *exchanged.taken(constants)
         exchanged.mixes = False
@@ -297,6 +299,15 @@ class LossWeights:
             )
         if self._world.rank:
             return
+        if ratio and not self._told_scales:
+            self._told_scales = True
+            warnings.warn(
+                f"the program multiplies its loss by what it computes from len(batch), or divides it by other than a "
+                f"count, and len(batch) is how many samples this rank has: computed from those of the whole batch it "
+                f"would be {ratio:.4g} times the loss. Divide a sum by len(batch), or compute it from "
+                "hocket.total(len(batch))",
+                stacklevel=5,
+            )
         if (differs := unlike(sizes, kept=False)) and not self._told:
             self._told = True
             warnings.warn(

@@ -18,10 +18,11 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
+from ..batches import Numbers, TracedNumber, plain, traced
 from ..batches import trees as _trees
 from ..partition.tensor import is_leaf
 from . import _values
-from ._numbers import Numbers, SameAnswer, TracedNumber, plain, traced
+from ._numbers import SameAnswer
 
 Tensor = torch.Tensor
 _SIZES: Final = frozenset(("shape", "size", "numel", "nelement", "__len__", "stride", "nbytes", "broadcast_shapes"))

@@ -1,0 +1,80 @@
+"""What a loop computes from `len(batch)` is that of a rank's part: it may divide a sum by it, all else is told of."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+from hocket.testing import run_ranks
+
+Loss = Callable[[Tensor, Tensor, Tensor, nn.Module], Tensor | None]
+
+
+def penalty(model: nn.Module) -> Tensor:
+    return torch.stack([p.square().sum() for p in model.parameters()]).sum()
+
+
+def hidden(x: Tensor, out: Tensor, y: Tensor) -> Tensor:
+    """A state is as large as the rank's part: asking so decides nothing."""
+    state = torch.zeros(8, 3, dtype=torch.float64)[: len(x)]
+    return F.mse_loss(out, y) if x.size(0) == int(state.shape[0]) else out.sum()
+
+
+FACTOR, DECISION = "what it computes from len(batch)", "decides by how many samples"
+CASES: dict[str, tuple[str, Loss]] = {
+    "mean": ("", lambda x, out, y, _: F.mse_loss(out, y)),
+    "by len": ("", lambda x, out, y, _: (out - y).square().sum() / len(x)),
+    "by size": ("", lambda x, out, y, _: (out - y).square().sum() * (1 / x.size(0)) + F.mse_loss(out, y)),
+    "same": ("", lambda x, out, y, _: F.mse_loss(out, y) * (len(x) / len(y)) + out.new_zeros(len(x)).mean()),
+    "state": ("", lambda x, out, y, _: hidden(x, out, y)),
+    "share": (FACTOR, lambda x, out, y, _: F.mse_loss(out, y) * len(x) / 24),
+    "root": (FACTOR, lambda x, out, y, _: (out - y).square().sum() / x.shape[0] ** 0.5),
+    "penalty": (FACTOR, lambda x, out, y, model: F.mse_loss(out, y) + len(x) / 24 * penalty(model)),
+    "left out": (DECISION, lambda x, out, y, _: F.mse_loss(out, y) if len(x) >= 6 else None),
+    "last": (DECISION, lambda x, out, y, _: F.mse_loss(out, y) * (0.5 if len(x) < 4 else 1.0)),
+}
+
+
+def trained(loss_of: Loss) -> tuple[list[float], list[str]]:
+    """Weights after two epochs, and what was told."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).double()
+    x = torch.randn(22, 4, dtype=torch.float64)
+    loader = DataLoader(TensorDataset(x, x[:, :3] * 2), batch_size=8)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model, optimizer, loader = hocket.distribute(model, torch.optim.SGD(model.parameters(), 0.1), loader)
+        for _ in range(2):
+            for inputs, target in loader:
+                optimizer.zero_grad()
+                loss = loss_of(inputs, model(inputs), target, model)
+                if loss is not None:
+                    loss.backward()
+                    optimizer.step()
+    weights = [one for p in model.parameters() for one in p.detach().flatten().tolist()]
+    return weights, [str(one.message) for one in told]
+
+
+def all_trained() -> dict[str, Any]:
+    return {name: trained(loss_of) for name, (_, loss_of) in CASES.items()}
+
+
+def test_what_a_loop_computes_from_the_size_of_a_batch_is_right_or_told() -> None:
+    alone = all_trained()
+    for rank, found in enumerate(run_ranks(all_trained, 2, timeout_s=90)):
+        for name, (said, _) in CASES.items():
+            weights, told = found[name]
+            assert alone[name][1] == [], name
+            if said:
+                assert any(said in one for one in told) is (rank == 0), (name, told)
+            else:
+                assert told == [], name
+                assert weights == pytest.approx(alone[name][0], rel=1e-9), name
