@@ -84,9 +84,13 @@ class LossCheck:
             composition.passes.numbers.decide(draws)
         with undisturbed(modules), self._exactly():
             found, steady = self._compared(modules, few)
+            error = found if isinstance(found, str) else ""
             if isinstance(found, str):
                 found = self._whole_alone(modules, few, batch, found)
         verdicts = composition.mesh.whole.from_all(found)
+        if error and self._cuts and not any(verdicts):
+            why = error.split(". ")[0]
+            self._tell(f"{_UNSEEN} {few.samples} samples at once: {why}")
         verdict = next((one for one in verdicts if one is not None), None)
         if verdict is not None and verdict.empty:
             return False
@@ -240,9 +244,7 @@ class LossCheck:
             rule = f"{verdict.problem} This plan cuts batches ({', '.join(self._cuts)})"
             raise PlanError("the plan does not keep the loss of one process:", [PlanFinding("loss_fn", rule, _REMEDY)])
         if verdict.guarded and self._cuts:
-            notes.append(_GUARDED)
-            if self._composition.mesh.whole.rank == 0:
-                warnings.warn(_GUARDED, stacklevel=4)
+            self._tell(_GUARDED)
         if verdict.counter is not None:
             form.counter = verdict.counter
             notes.append(f"the loss is a mean over {verdict.counter}, by which parts of a batch are weighted")
@@ -253,7 +255,16 @@ class LossCheck:
         if form.kind == "graph" and verdict.kind and not math.isclose(verdict.rate, 1.0):
             notes.append("parts of a batch are weighted by what their loss divides by, as its graph says")
 
+    def _tell(self, line: str) -> None:
+        self._composition.notes.append(line)
+        if self._composition.mesh.whole.rank == 0:
+            warnings.warn(line, stacklevel=5)
 
+
+_UNSEEN = (
+    "the loss of some samples was not compared with that of their parts, so if samples meet in it (in-batch "
+    "negatives, a statistic of the batch), it is not that of one process: the model does not run on"
+)
 _WHOLE = "take a plan that does not cut batches: tensor parallelism, a pipeline with micro_batches = 1, or one rank"
 _CHANGE = (
     "change parameters after trainer.step, or keep what is not trained in buffers (a teacher that follows its student, "
