@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from hocket.parallel.pipeline import SplitError, split
 from hocket.parallel.pipeline._forward_recorder import plain_numbers
+from hocket.parallel.pipeline._partition import build, hiding
 from hocket.parallel.pipeline._trace import trace
 
 
@@ -61,3 +64,65 @@ def test_they_are_asked_of_the_module_s_own_result() -> None:
     graph = trace(Model(), (torch.ones(2, 3),)).graph
     checks = [node for node in graph.nodes if "SameAnswer" in type(node.target).__name__]
     assert [node.args[0].op for node in checks if node.target.how is plain_numbers] == ["call_module"]
+
+
+class Demanding(nn.Module):
+    """Demands something of what it has computed, as models of words and pictures do, and takes no branch by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._check_tensor_all_with(ValueError, x.sum() > 0, lambda: "pictures and words do not match")
+        return self.second(self.first(x))
+
+
+def test_what_the_code_demands_of_numbers_is_a_step_and_holds_for_every_batch() -> None:
+    model = Demanding()
+    traced = trace(model, (torch.ones(2, 3),))
+    assert not traced.whole
+    first, _ = build(traced, [next(i for i, node in enumerate(traced.steps) if node.target == "second")])
+    assert torch.equal(first.module(torch.ones(4, 3))[0], model.first(torch.ones(4, 3)))
+    with pytest.raises(ValueError, match="pictures and words do not match"):
+        first.module(-torch.ones(2, 3))
+
+
+class Cache:
+    """Keeps a tensor where no walk through structures finds it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.layers = [{"keys": tensor}]
+
+
+class Caching(nn.Module):
+    """Stays whole, as it branches on data, and gives a cache beside its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Cache]:
+        y = self.linear(x) * len(x.sum(1).tolist())
+        return y, Cache(y)
+
+
+class Headed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = Caching(), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, _ = self.body(x)
+        return self.head(y)
+
+
+def test_an_object_with_tensors_in_it_does_not_cross() -> None:
+    traced = trace(Headed(), (torch.randn(2, 3),))
+    assert list(traced.whole) == ["body"]
+    assert hiding(traced)[:2] == ["", "Cache"]
+    times = [1.0] + [1e-9] * (len(traced.steps) - 2) + [1.0]
+    _, second = split(Headed(), 2, (torch.randn(2, 3),), times=times)
+    assert "body" not in second.takes
+    with pytest.raises(SplitError, match="an object of type Cache would cross a cut.*use_cache = False"):
+        build(traced, [1])

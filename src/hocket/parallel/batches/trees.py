@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     """Return the tensors in a structure, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
-    return [tensor for child in _children(value) for tensor in tensors_in(child)]
+    return [tensor for child in children(value) for tensor in tensors_in(child)]
 
 
 def called(model: Callable[..., Any], inputs: Any) -> Any:
@@ -67,7 +67,8 @@ def like_dataclass(value: Any, parts: Mapping[str, Any]) -> Any:
     return twin
 
 
-def _children(value: Any) -> Iterable[Any]:
+def children(value: Any) -> Collection[Any]:
+    """Return what is in a tuple, list, mapping or dataclass; nothing for anything else."""
     if isinstance(value, Mapping):
         return value.values()
     if isinstance(value, tuple | list):

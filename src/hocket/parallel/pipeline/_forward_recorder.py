@@ -103,9 +103,9 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
             self.recording = True
             try:
                 output = _trees.called(self._model, entries if named else tuple(entries.values()))
-                result = self._argument(output)
             finally:
                 self.recording = False
+            result = self._argument(output)
         self.graph.output(result)
         for node in reversed(self.graph.nodes):
             if not node.users and (node.meta.get("idle") or node.op == "get_attr"):
@@ -319,11 +319,11 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
-        """Open a block that notes calls of modules, lengths, ranges, autograd functions, buffers set, and autocast."""
+        """Open a block that notes calls of modules and autograd functions, lengths, ranges, demands, buffers, casts."""
         call, assign = torch.nn.Module.__call__, torch.nn.Module.__setattr__
         apply = torch.autograd.Function.__dict__["apply"]
         enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
-        grad = torch.is_grad_enabled
+        grad, all_true = torch.is_grad_enabled, torch._check_tensor_all_with
 
         def called(module: Any, *args: Any, **kwargs: Any) -> Any:
             return self._module(call, module, args, kwargs)
@@ -351,6 +351,9 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
                     self._check(grad, (), grad())
             return grad()
 
+        def demanded(*args: Any) -> Any:  # or an error: no answer that the code would go on by
+            return self._step("call_function", all_true, all_true, args, {}) if self._active() else all_true(*args)
+
         with contextlib.ExitStack() as stack:
             for owner, name, new in (
                 (torch.nn.Module, "__call__", called),
@@ -359,6 +362,7 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
                 (torch.autocast, "__enter__", entered),
                 (torch.autocast, "__exit__", left),
                 (torch, "is_grad_enabled", asked),
+                (torch, "_check_tensor_all_with", demanded),
                 (builtins, "len", self._length(len)),
                 (builtins, "range", self._range(range)),
             ):
