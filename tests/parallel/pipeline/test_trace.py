@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hocket.parallel.pipeline import SplitError, split
 from hocket.parallel.pipeline._forward_recorder import plain_numbers
+from hocket.parallel.pipeline._numbers import OtherBranchError
 from hocket.parallel.pipeline._partition import build, hiding
 from hocket.parallel.pipeline._trace import trace
 
@@ -126,3 +129,82 @@ def test_an_object_with_tensors_in_it_does_not_cross() -> None:
     assert "body" not in second.takes
     with pytest.raises(SplitError, match="an object of type Cache would cross a cut.*use_cache = False"):
         build(traced, [1])
+
+
+class Guarded(nn.Module):
+    """Raises an error for some numbers, and takes another way for none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.max() >= 9:
+            raise ValueError(f"{x.max()} is too large")
+        assert (x.isfinite()).all(), "not a number"
+        return self.second(self.first(x))
+
+
+class Leaving(nn.Linear):
+    """Has an error in a branch that it may leave otherwise."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.max() >= 9:
+            if self.in_features:
+                return x
+            raise ValueError("too large")
+        return super().forward(x)
+
+
+def test_a_condition_that_only_an_error_depends_on_is_checked_for_each_batch() -> None:
+    traced = trace(Guarded(), (torch.ones(2, 3),))
+    assert not traced.whole
+    first, _ = build(traced, [next(i for i, node in enumerate(traced.steps) if node.target == "second")])
+    first.module(torch.zeros(2, 3))
+    with pytest.raises(OtherBranchError, match=r"`if x.max\(\) >= 9:` .*gave False for the sample"):
+        first.module(torch.full((2, 3), 9.0))
+    with pytest.raises(OtherBranchError, match=r"`assert .*gave True for the sample"):
+        first.module(torch.full((2, 3), -torch.inf))
+    with pytest.raises(SplitError, match=r"`if x.max\(\) >= 9:` .*the code needs bool.* give the model no labels"):
+        trace(Leaving(3, 3), (torch.ones(2, 3),))
+
+
+class Positions(nn.Module):
+    """Keeps what it has made by sizes, so that it must stay whole."""
+
+    def forward(self, size: torch.Size) -> Tensor:
+        return self.made(size)
+
+    @staticmethod
+    @functools.lru_cache(maxsize=1)
+    def made(size: torch.Size) -> Tensor:
+        return torch.ones(size)
+
+
+class Placed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.head = Positions(), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + self.positions(x.shape))
+
+
+def test_sizes_that_a_whole_module_takes_are_plain() -> None:
+    assert list(trace(Placed(), (torch.ones(2, 3),)).whole) == ["positions"]
+
+
+class Masking(nn.Module):
+    """Draws a mask by numbers of its own, through which nothing flows back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        return self.second(torch.where(torch.bernoulli(y, p=0.5) == 1, y, 0))
+
+
+def test_steps_without_a_derivative_take_no_time_backward() -> None:
+    assert len(split(Masking(), 2, (torch.ones(2, 3),))) == 2

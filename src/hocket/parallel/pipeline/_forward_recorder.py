@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import contextlib
 import functools
@@ -29,6 +30,7 @@ _CONTENTS: Final = {
     **{f"__{kind}__": kind for kind in ("bool", "int", "float", "index", "complex", "contains")},
     **{name: name for name in ("item", "is_nonzero", "equal", "allclose")},
 }
+_ANSWERS: Final = frozenset(("bool", "contains", "is_nonzero", "equal", "allclose"))
 _OPENED: Final = frozenset(("tolist", "numpy", "__array__", "__dlpack__"))  # what is in a tensor, beyond any check
 _SEVERAL: Final = frozenset(("unbind", "split", "chunk", "tensor_split", "split_with_sizes", "hsplit", "vsplit"))
 _RANDOM: Final = frozenset(("bernoulli", "multinomial", "normal", "poisson", "empty", "uniform_", "exponential_"))
@@ -293,12 +295,17 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
         self._noted(self.graph.create_node("call_function", check, noted), None)
 
     def _refuse_contents(self, kind: str, noted: Any) -> None:
-        """Refuse to say what is in a tensor, unless that follows from sizes, constants and buffers."""
+        """Refuse to say what is in a tensor, unless that follows from sizes, constants and buffers, or decides nothing.
+
+        What an error alone depends on is checked for each batch.
+        """
         found: list[fx.Node] = []
         fx.node.map_arg(noted, found.append)
         for node in found:
             if kind in _OPENED or not node.meta.get("constant", False):
-                raise DataDependentError(f"the code needs {kind}() of a tensor ({node}) to go on")
+                if kind in _ANSWERS and _only_raises(_frame()):
+                    continue
+                raise DataDependentError(f"{_line()}the code needs {kind}() of a tensor ({node}) to go on")
 
     def _constant(self, node: fx.Node, name: str) -> bool:
         random = "rand" in name or "dropout" in name or name in _RANDOM
@@ -490,11 +497,44 @@ def _hidden(value: Any, known: Mapping[int, Any], depth: int = 3) -> str:
     return ""
 
 
+def _frame() -> Any:
+    """Return the frame of the user's code that is running; None if there is none."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((*_HERE, "<")):
+        frame = frame.f_back
+    return frame
+
+
+def _only_raises(frame: Any) -> bool:
+    """Return whether code is in the condition of an `assert`, or of an `if` that does nothing but raise an error."""
+    return frame is not None and any(
+        begin <= frame.f_lineno <= end for begin, end in _demands(frame.f_code.co_filename)
+    )
+
+
+@functools.cache
+def _demands(file: str) -> tuple[tuple[int, int], ...]:
+    """Return the lines of such conditions in a file."""
+    try:
+        nodes = list(ast.walk(ast.parse("".join(linecache.getlines(file)))))
+    except SyntaxError:
+        return ()
+    leaving = ast.Return | ast.Break | ast.Continue
+    found = [one.test for one in nodes if isinstance(one, ast.Assert)]
+    found += [
+        one.test
+        for one in nodes
+        if isinstance(one, ast.If)
+        and isinstance(one.body[-1], ast.Raise)
+        and one.body[0].lineno > (one.test.end_lineno or one.test.lineno)
+        and not any(isinstance(inner, leaving) for step in one.body for inner in ast.walk(step))
+    ]
+    return tuple((test.lineno, test.end_lineno or test.lineno) for test in found)
+
+
 def _line() -> str:
     """Return the line of the user's code that is running, for messages."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((*_HERE, "<")):
-        frame = frame.f_back  # type: ignore[assignment]
+    frame = _frame()
     if frame is None:
         return ""
     name = frame.f_code.co_filename

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, Final
 
+import torch
 from torch import fx
 
 
@@ -76,8 +77,8 @@ def plain(value: Any) -> Any:
     """Return the value with ordinary numbers in it."""
     if isinstance(value, TracedNumber):
         return value.plain()
-    if type(value) in (tuple, list):
-        return type(value)(plain(item) for item in value)
+    if type(value) in (tuple, list, torch.Size):
+        return type(value)([plain(item) for item in value])
     if type(value) is dict:
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, slice):
