@@ -142,7 +142,7 @@ class Guarded(nn.Module):
         if x.max() >= 9:
             raise ValueError(f"{x.max()} is too large")
         assert (x.isfinite()).all(), "not a number"
-        return self.second(self.first(x))
+        return self.second(torch.distributions.Normal(self.first(x), 1.0).mean)  # torch looks at its arguments
 
 
 class Leaving(nn.Linear):

@@ -303,7 +303,7 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
         fx.node.map_arg(noted, found.append)
         for node in found:
             if kind in _OPENED or not node.meta.get("constant", False):
-                if kind in _ANSWERS and _only_raises(_frame()):
+                if kind in _ANSWERS and any(map(_only_raises, (_frame(_HERE[:1]), _frame()))):
                     continue
                 raise DataDependentError(f"{_line()}the code needs {kind}() of a tensor ({node}) to go on")
 
@@ -497,10 +497,10 @@ def _hidden(value: Any, known: Mapping[int, Any], depth: int = 3) -> str:
     return ""
 
 
-def _frame() -> Any:
-    """Return the frame of the user's code that is running; None if there is none."""
+def _frame(besides: tuple[str, ...] = _HERE) -> Any:
+    """Return the frame of the code that is running, the user's or that of other folders; None if there is none."""
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((*_HERE, "<")):
+    while frame is not None and frame.f_code.co_filename.startswith((*besides, "<")):
         frame = frame.f_back
     return frame
 
