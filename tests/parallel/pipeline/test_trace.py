@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hocket.parallel.pipeline import SplitError, split
 from hocket.parallel.pipeline._forward_recorder import plain_numbers
+from hocket.parallel.pipeline._measure import measured
 from hocket.parallel.pipeline._numbers import OtherBranchError
 from hocket.parallel.pipeline._partition import build, hiding
 from hocket.parallel.pipeline._trace import trace
@@ -206,5 +207,6 @@ class Masking(nn.Module):
         return self.second(torch.where(torch.bernoulli(y, p=0.5) == 1, y, 0))
 
 
-def test_steps_without_a_derivative_take_no_time_backward() -> None:
-    assert len(split(Masking(), 2, (torch.ones(2, 3),))) == 2
+def test_steps_without_a_derivative_are_measured() -> None:
+    times = measured(trace(Masking(), (torch.ones(2, 3),)), repeats=1)
+    assert "bernoulli" in times.names
