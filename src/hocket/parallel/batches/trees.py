@@ -80,7 +80,7 @@ def children(value: Any) -> Collection[Any]:
 
 def _keys(value: Mapping[Any, Any]) -> list[Any]:
     """Return the keys of a mapping; of one that is a dataclass as its fields are, for copies of it have them so."""
-    fields = [name for name in value.__dataclass_fields__ if name in value] if is_dataclass(value) else []
+    fields = [name for name in getattr(value, "__dataclass_fields__", ()) if name in value]
     return [*fields, *(key for key in value if key not in fields)] if fields else list(value)
 
 

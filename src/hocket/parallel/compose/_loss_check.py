@@ -90,7 +90,7 @@ class LossCheck:
         verdicts = composition.mesh.whole.from_all(found)
         if error and self._cuts and not any(verdicts):
             why = error.split(". ")[0]
-            self._tell(f"{_UNSEEN} {few.samples} samples at once: {why}")
+            self._tell(f"{_UNSEEN} {few.samples} samples at once ({why})")
         verdict = next((one for one in verdicts if one is not None), None)
         if verdict is not None and verdict.empty:
             return False
@@ -263,7 +263,7 @@ class LossCheck:
 
 _UNSEEN = (
     "the loss of some samples was not compared with that of their parts, so if samples meet in it (in-batch "
-    "negatives, a statistic of the batch), it is not that of one process: the model does not run on"
+    "negatives, a statistic of the batch), it is not that of one process: for that the model would have to run on"
 )
 _WHOLE = "take a plan that does not cut batches: tensor parallelism, a pipeline with micro_batches = 1, or one rank"
 _CHANGE = (
