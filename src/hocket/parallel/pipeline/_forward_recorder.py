@@ -330,7 +330,8 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
         call, assign = torch.nn.Module.__call__, torch.nn.Module.__setattr__
         apply = torch.autograd.Function.__dict__["apply"]
         enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
-        grad, all_true = torch.is_grad_enabled, torch._check_tensor_all_with
+        grad = torch.is_grad_enabled
+        all_true: Any = torch._check_tensor_all_with
 
         def called(module: Any, *args: Any, **kwargs: Any) -> Any:
             return self._module(call, module, args, kwargs)
