@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,3 +125,36 @@ def test_entries_and_outputs_that_cannot_be_meant_are_refused() -> None:
     linear = nn.Linear(3, 3)
     with pytest.raises(TypeError, match="it is Tensor with Tensor for a loss"):
         hocket.Trainer(linear, None, torch.optim.SGD(linear.parameters(), lr=0.1)).step([torch.ones(4, 3)])
+
+
+class OneByOne(nn.Module):
+    """Goes through its samples, as models of pictures of several sizes do, and leaves some labels out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 6), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Answer:
+        logits = self.head(torch.stack([self.body(row) for row in x]).tanh())
+        return Answer(logits, F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+
+
+def evaluated() -> tuple[list[float], list[str]]:
+    torch.manual_seed(0)
+    model = OneByOne().double()
+    labels = torch.tensor([[1, 2, 3], [4, 0, 1], [-100, -100, 2], [-100, 3, -100]])
+    batch = {"x": torch.randn(4, 3, 6, dtype=torch.float64), "labels": labels}
+    plain = float(model(**batch).loss)
+    plan = Plan(pipeline_parallel_degree=2, micro_batches=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = hocket.Trainer(model, None, torch.optim.SGD(model.parameters(), lr=0.1), plan, sample=batch)
+        losses = [plain, trainer.evaluate([batch]), float(trainer.step(batch))]
+    return losses, [str(one.message) for one in caught]
+
+
+def test_stages_that_take_no_other_size_evaluate_a_mean_over_tokens_and_say_that_the_loss_was_not_compared() -> None:
+    found = run_ranks(evaluated, 2, timeout_s=110)
+    for (plain, *others), _ in found:
+        assert others == pytest.approx([plain, plain], rel=1e-12)
+    assert any("could not be compared" in line for line in found[0][1])

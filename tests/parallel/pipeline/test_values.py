@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
-from typing import NamedTuple
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -42,3 +44,30 @@ def test_named_tuples_that_check_their_tensors_arrive(inside: bool) -> None:
     if isinstance(arrived, dict):
         assert (arrived["a"][1], type(arrived["b"]), arrived["b"].name) == (7, Strict, "n")
         assert torch.equal(arrived["b"].x, torch.ones(2))
+
+
+@dataclass
+class Output(OrderedDict[str, torch.Tensor]):
+    """A mapping whose entries are its fields, as outputs in transformers are: copies get them in the order of these."""
+
+    first: torch.Tensor | None = None
+    second: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.update({name: one for name in ("first", "second") if (one := getattr(self, name)) is not None})
+
+    def __reduce__(self) -> Any:
+        return Output, (self.first, self.second)
+
+    def set(self, name: str, tensor: torch.Tensor) -> None:
+        self[name] = tensor
+        setattr(self, name, tensor)
+
+
+def test_entries_that_were_set_in_another_order_arrive_under_their_names() -> None:
+    values = Output()
+    values.set("second", torch.ones(2))
+    values.set("first", torch.zeros(2))
+    arrived = sent(values)
+    assert isinstance(arrived, Output)
+    assert (arrived["first"].tolist(), arrived["second"].tolist()) == ([0.0, 0.0], [1.0, 1.0])

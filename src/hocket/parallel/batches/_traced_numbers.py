@@ -7,6 +7,8 @@ import operator
 from collections.abc import Callable
 from typing import Any, Final
 
+import torch
+
 
 class Numbers:
     """What numbers ask of the recorder that made them.
@@ -46,8 +48,8 @@ def plain(value: Any) -> Any:
     """Return the value with ordinary numbers in it."""
     if isinstance(value, TracedNumber):
         return value.plain()
-    if type(value) in (tuple, list):
-        return type(value)(plain(item) for item in value)
+    if type(value) in (tuple, list, torch.Size):
+        return type(value)([plain(item) for item in value])
     if type(value) is dict:
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, slice):

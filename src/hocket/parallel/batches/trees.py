@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     """Return the tensors in a structure, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
-    return [tensor for child in _children(value) for tensor in tensors_in(child)]
+    return [tensor for child in children(value) for tensor in tensors_in(child)]
 
 
 def called(model: Callable[..., Any], inputs: Any) -> Any:
@@ -26,7 +26,7 @@ def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        return like_mapping(value, {key: mapped(item, change) for key, item in value.items()})
+        return like_mapping(value, {key: mapped(value[key], change) for key in _keys(value)})
     if isinstance(value, tuple | list):
         return like_sequence(value, [mapped(item, change) for item in value])
     if is_dataclass(value):
@@ -67,14 +67,21 @@ def like_dataclass(value: Any, parts: Mapping[str, Any]) -> Any:
     return twin
 
 
-def _children(value: Any) -> Iterable[Any]:
+def children(value: Any) -> Collection[Any]:
+    """Return what is in a tuple, list, mapping or dataclass; nothing for anything else."""
     if isinstance(value, Mapping):
-        return value.values()
+        return [value[key] for key in _keys(value)]
     if isinstance(value, tuple | list):
         return value
     if is_dataclass(value):
         return [getattr(value, name) for name in value.__dataclass_fields__]
     return ()
+
+
+def _keys(value: Mapping[Any, Any]) -> list[Any]:
+    """Return the keys of a mapping; of one that is a dataclass as its fields are, for copies of it have them so."""
+    fields = [name for name in getattr(value, "__dataclass_fields__", ()) if name in value]
+    return [*fields, *(key for key in value if key not in fields)] if fields else list(value)
 
 
 def is_dataclass(value: Any) -> bool:

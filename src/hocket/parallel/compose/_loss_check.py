@@ -200,11 +200,6 @@ class LossCheck:
             composition.notes += lines
         return looked_at, mesh["data"], found
 
-    def _tell(self, note: str) -> None:
-        self._composition.notes.append(note)
-        if self._composition.mesh.whole.rank == 0:
-            warnings.warn(note, stacklevel=5)
-
     def _compared(
         self, judge: LossJudge, modules: Sequence[torch.nn.Module], few: BatchPart
     ) -> tuple[LossVerdict | str | None, bool]:
@@ -275,6 +270,11 @@ class LossCheck:
         if form.kind == "graph" and verdict.kind and not math.isclose(verdict.rate, 1.0):
             notes.append("parts of a batch are weighted by what their loss divides by, as its graph says")
 
+    def _tell(self, line: str) -> None:
+        self._composition.notes.append(line)
+        if self._composition.mesh.whole.rank == 0:
+            warnings.warn(line, stacklevel=5)
+
 
 _WHOLE = "take a plan that does not cut batches: tensor parallelism, a pipeline with micro_batches = 1, or one rank"
 _CHANGE = (
@@ -282,8 +282,8 @@ _CHANGE = (
     "say)"
 )
 _FAILED = (
-    "the loss of some samples could not be compared with that of their parts, so that nobody knows whether this plan "
-    "keeps the loss of one process: {}"
+    "the loss of some samples could not be compared with that of their parts, so that nothing shows whether samples "
+    "meet in it (in-batch negatives, a statistic of the batch), where it would not be that of one process: {}"
 )
 _GUARDED = (
     "the loss divides by more than it counts where that is little (`sum / count.clamp(min=10)`, `sum / (count + 1)`), "

@@ -291,5 +291,6 @@ def said(error: Exception) -> str:
 def no_part(few: int, count: int, error: str) -> str:
     return (
         f"the model takes a batch of {count} and not {few} of them ({error}): they are not "
-        "samples that can be computed apart (nodes of one graph; targets that number the batch's own rows)."
+        "samples that can be computed apart (nodes of one graph; targets that number the batch's own rows). Rows of "
+        "several lengths (the pixels of pictures) are collated for each rank by trainer.batches(loader)."
     )

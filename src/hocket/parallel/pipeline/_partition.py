@@ -20,7 +20,7 @@ from ..partition.tensor import CutParameters, reading_cut_parameters
 from . import _values
 from ._replay import attribute, computed, given
 from ._stage import Segment, Stage
-from ._trace import Traced
+from ._trace import SplitError, Traced
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,17 @@ def build(traced: Traced, begins: Sequence[int], seconds: Sequence[float] = ()) 
         traced: the model.
         begins: number of the first step of each stage but the first one, rising.
         seconds: of each step; empty if unknown.
+
+    Raises:
+        SplitError: an object with tensors in it would cross.
     """
     names = canonical_names(traced.model)
+    if kind := next(filter(None, (hiding(traced)[begin] for begin in begins)), ""):
+        raise SplitError(
+            f"cannot split {type(traced.model).__name__} into stages here: an object of type {kind} would cross a cut, "
+            "and its tensors with it, which are not sent. Have the model make none (a cache of keys and values: "
+            "model.config.use_cache = False), or split elsewhere with split= (names of modules that begin a stage)"
+        )
     forms = [(traced, _Cutting(traced, begins))]
     if traced.other is not None:
         forms.append((traced.other, _Cutting(traced.other, _aligned(traced, begins, traced.other))))
@@ -154,6 +163,12 @@ def loose(traced: Traced) -> list[bool]:
         if node.meta.get("loose") or not found.isdisjoint(one for one in sources if isinstance(one, fx.Node)):
             found.add(node)
     return [not found.isdisjoint(alive) for alive in _crossing(traced)]
+
+
+def hiding(traced: Traced) -> list[str]:
+    """Return the type of an object that crosses before each step with tensors that would not be sent; "" for none."""
+    found = {node: _values.hidden(node.meta["value"]) for node in traced.steps}
+    return [next(filter(None, map(found.__getitem__, alive)), "") for alive in _crossing(traced)]
 
 
 def _aligned(traced: Traced, begins: Sequence[int], other: Traced) -> list[int]:

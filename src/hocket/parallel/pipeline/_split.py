@@ -17,14 +17,14 @@ from hocket.workload.division import unchanged
 from ..mesh import World
 from . import _micro, _verify
 from ._measure import Times, measured
-from ._partition import build, changed, cuts, holding, loose
+from ._partition import build, changed, cuts, hiding, holding, loose
 from ._settled import SettledAttributes
 from ._stage import Stage
 from ._trace import SplitError, Traced, traced_in_both_modes
 
 _MOST: Final = 0.7  # of a model in one stage: more is hardly a pipeline
 _SELDOM: Final = 1 << 40  # bytes: where shapes that cross depend on numbers, so that each message must be described
-_NEVER: Final = 1 << 50  # bytes: where stages would have copies of what one of them changes
+_NEVER: Final = 1 << 50  # bytes: where stages would have copies of what one changes, or lack tensors
 
 
 def split(
@@ -147,6 +147,7 @@ def _balanced(
         for first, last in changed(traced).values():
             for i in range(first + 1, last + 1):
                 crossing[i] += _NEVER
+        crossing = [each + _NEVER * bool(one) for each, one in zip(crossing, hiding(traced), strict=True)]
         depends = loose(traced)
 
         def cut_at(loose_nbytes: int) -> list[int]:

@@ -23,8 +23,8 @@ from ._kept_tensors import tensors_unchanged
 
 Tensor = torch.Tensor
 _REMEDY: Final = (
-    "Move that code into a submodule (which then stays whole, in one stage), or write the model's forward as a "
-    "sequence of calls of submodules"
+    "Move that code into a submodule (which then stays whole, in one stage), write the model's forward as a sequence "
+    "of calls of submodules, or, if it computes the loss, leave that to loss_fn and give the model no labels"
 )
 UNCUT: Final = (
     "If a batch cannot be cut (all of it is one graph, say), choose micro_batches = 1, with which batches stay whole, "

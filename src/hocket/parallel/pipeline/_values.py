@@ -19,6 +19,17 @@ def tensors_of(values: Any) -> list[Tensor]:
     return _trees.tensors_in(values)
 
 
+def hidden(value: Any, depth: int = 3) -> str:
+    """Return the type of an object in a structure in which tensors are that nobody sees here; "" if there is none."""
+    if isinstance(value, Tensor | torch.nn.Module | type) or callable(value):
+        return ""
+    inside = _trees.children(value)
+    if not inside and depth and hasattr(value, "__dict__"):
+        held = list(vars(value).values())
+        return type(value).__name__ if tensors_of(held) or any(hidden(one, depth - 1) for one in held) else ""
+    return next(filter(None, (hidden(one, depth) for one in inside)), "")
+
+
 def described(values: Any) -> Any:
     """Return the structure with meta tensors (shape, type, whether a gradient flows back) instead of tensors."""
     return _trees.mapped(values, _meta)
