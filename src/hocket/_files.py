@@ -1,7 +1,9 @@
 """Files that others read while they are written, and what JSON can say."""
 
+import contextlib
 import math
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ def write_whole(path: Path, text: str) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_text(text, encoding="utf-8", errors="replace")
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copymode(path, draft)
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -249,13 +250,32 @@ def test_a_name_that_is_not_utf8_is_written_and_said(tmp_path: Path) -> None:
     assert (tmp_path / name).exists()
 
 
+def test_a_file_that_cannot_be_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text("old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # as a full disk, which a test cannot have
+    try:
+        with pytest.raises(SystemExit):
+            _output.write_file("plan", path, "new" * 1000, "--out ")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "--out '" in capsys.readouterr().err
+    assert path.read_text() == "old"
+    monkeypatch.setattr("os.access", lambda *_: False)  # a directory where nothing else can be made
+    _output.write_file("plan", path, "new")
+    assert path.read_text() == "new"
+
+
 def test_a_device_or_pipe_is_written_to_and_never_replaced(tmp_path: Path) -> None:
     pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     link.symlink_to(file)
     for path in (pipe, link, link):
-        _output.write_at_once("top", path, "steps 3\n")
+        _output.write_file("top", path, "steps 3\n")
     assert os.read(reader, 100) == b"steps 3\n"
     os.close(reader)
     assert pipe.is_fifo()

@@ -168,3 +168,13 @@ def test_a_rank_says_where_it_is_in_a_file_whose_name_is_not_utf8(tmp_path: Path
     record = RankRecord(tmp_path, 0, 1)
     record.alive("entra\udceenement.py:10 (step)", 1.0)
     assert live_ranks(tmp_path)[0].stack == ("entra?nement.py:10 (step)",)
+
+
+def test_a_record_for_which_there_is_no_space_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        RankRecord(tmp_path, 0, 1)
+    assert not list(tmp_path.iterdir())

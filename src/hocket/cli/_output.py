@@ -42,26 +42,24 @@ def one_error(verb: str, kind: type[Exception] = ValueError) -> Iterator[None]:
 
 
 def write_file(verb: str, path: Path, text: str, option: str = "") -> None:
-    """Write a file that the user asked for, or end with one clear error that names the option."""
-    with _writing(verb, path, option):
-        path.write_text(text, encoding="utf-8", errors="replace")  # names of files are any bytes
+    """Write a file that the user asked for, whole, or end with one clear error; the old file is as it was then.
+
+    Devices and pipes stay such, and so does a file in a directory where no other can be made.
+    """
+    with writing(verb, path, option):
+        if path.exists() and not (path.is_file() and os.access(path.resolve().parent, os.W_OK)):
+            path.write_text(text, encoding="utf-8", errors="replace")  # names of files are any bytes
+        else:
+            write_whole(path.resolve(), text)
 
 
 @contextmanager
-def _writing(verb: str, path: Path, option: str) -> Iterator[None]:
+def writing(verb: str, path: Path, option: str) -> Iterator[None]:
+    """Open a block in which a file that cannot be written ends the verb with one clear error that names the option."""
     try:
         yield
     except OSError as error:
         bad_input(verb, f"{option}{str(path)!r} cannot be written: {error.strerror}")
-
-
-def write_at_once(verb: str, path: Path, text: str, option: str = "") -> None:
-    """Write as `write_file` does, so that whoever reads meanwhile finds a whole file; devices and pipes stay such."""
-    if path.exists() and not path.is_file():
-        write_file(verb, path, text, option)
-    else:
-        with _writing(verb, path, option):
-            write_whole(path.resolve(), text)
 
 
 def check_place(verb: str, path: Path | None, option: str = "") -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._output import bad_input, check_place, print_json, write_at_once
+from ._output import bad_input, check_place, print_json, write_file
 
 if TYPE_CHECKING:
     from hocket.aggregator import Stats
@@ -69,7 +69,7 @@ def aggregator(
     address = ":".join(map(str, server.address))
     print(f"hocket aggregator: listening at {address}", file=sys.stderr, flush=True)
     if address_file is not None:
-        write_at_once("aggregator", address_file, address + "\n", "--address-file ")
+        write_file("aggregator", address_file, address + "\n", "--address-file ")
     server.run()
     if as_json:
         print_json(asdict(server.stats()))

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from hocket._limits import memory, usable_cores
 from hocket.cli._bench import tables
 from hocket.cli._bench.world import BenchError, require_mpi, run_world
-from hocket.cli._output import RANKS, check_place
+from hocket.cli._output import RANKS, check_place, write_file, writing
 from hocket.units import format_bytes, parse_bytes
 
 
@@ -108,18 +108,15 @@ def _finish(
 ) -> None:
     machine = _machine()
     document = json.dumps({**result, "machine": machine}, indent=2)
-    try:
-        if out is not None:
-            out.write_text(document + "\n")
-        if markdown is not None:
-            with markdown.open("a") as file:
-                file.write("\n" + tables.markdown(title, machine, *table))
-    except OSError as error:
-        raise _fail(f"cannot write the result: {error}") from None
-    if as_json:
+    if as_json:  # first, so that what took minutes is not lost where no file can be written
         print(document)
     else:
         Console(width=None if sys.stdout.isatty() else 150).print(tables.terminal_table(title, *table))
+    if out is not None:
+        write_file("bench", out, document + "\n", "--out ")
+    if markdown is not None:
+        with writing("bench", markdown, "--markdown "), markdown.open("a") as file:
+            file.write("\n" + tables.markdown(title, machine, *table))
 
 
 _DEFAULT_SIZES = "1KiB,64KiB,1MiB,16MiB,64MiB"

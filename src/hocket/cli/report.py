@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ._output import Json, one_error, print_json, write_file
+from ._output import Json, one_error, print_json, write_file, writing
 
 
 def report(
@@ -39,7 +39,7 @@ def report(
         beside = None if other is None else explain(other)
     write_file("report", output, page_of(found, beside), "--output ")
     if trace is not None:
-        with one_error("report", OSError):
+        with writing("report", trace, "--trace "):
             write_perfetto(timeline_of_run(found.run), trace)
     if prometheus is not None:
         write_file("report", prometheus, prometheus_text(live_ranks(found.run.folder)), "--prometheus ")

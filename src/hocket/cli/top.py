@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ._output import Json, one_error, print_json, write_at_once
+from ._output import Json, one_error, print_json, write_file
 
 
 def top(
@@ -39,7 +39,7 @@ def top(
     def look() -> list[LiveRank]:
         ranks = live_ranks(folder, dump=False)
         if prometheus is not None:
-            write_at_once("top", prometheus, prometheus_text(ranks), "--prometheus ")
+            write_file("top", prometheus, prometheus_text(ranks), "--prometheus ")
         return ranks
 
     ranks = look()

@@ -47,10 +47,14 @@ class RankRecord:
         self.path = folder / lay.FILE.format(rank)
         folder.mkdir(parents=True, exist_ok=True)
         part = folder / f".{self.path.name}.{self.pid}"
-        with part.open("wb+") as file:
-            # A hole in the file would be a bus error when the disk is full.
-            os.posix_fallocate(file.fileno(), 0, lay.file_nbytes())
-            self._map = mmap.mmap(file.fileno(), lay.file_nbytes())
+        try:
+            with part.open("wb+") as file:
+                # A hole in the file would be a bus error when the disk is full.
+                os.posix_fallocate(file.fileno(), 0, lay.file_nbytes())
+                self._map = mmap.mmap(file.fileno(), lay.file_nbytes())
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
         self._words = memoryview(self._map)[: lay.RINGS_FROM].cast("Q")
         self._seconds = memoryview(self._map)[: lay.RINGS_FROM].cast("d")
         self._counts = (itertools.count(1), itertools.count(1))

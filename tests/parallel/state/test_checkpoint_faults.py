@@ -313,6 +313,49 @@ def test_what_is_in_the_way_is_not_removed(tmp_path: Path) -> None:
     assert (tmp_path / "latest").is_symlink()
 
 
+def test_what_was_replaced_and_cannot_be_removed_is_no_failure(
+    moments: Moments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another user's checkpoint in a directory of a group; files that are open elsewhere, on NFS."""
+    remove = shutil.rmtree
+
+    def save(number: int, error: OSError | None = None) -> list[str]:
+        def fails(path: Path, ignore_errors: bool = False) -> None:
+            if error is None or ignore_errors:
+                remove(path, ignore_errors=ignore_errors)
+            elif (Path(path) / _manifest.MANIFEST).exists():
+                raise error
+
+        moments.fill(number)
+        with monkeypatch.context() as patched:
+            patched.setattr(shutil, "rmtree", fails)
+            moments.trainer.save(tmp_path / "ck")
+        assert hocket.read_state_dict(tmp_path / "ck")["0.bias"].unique().tolist() == [number]
+        return sorted(p.name.partition("-")[0] for p in tmp_path.iterdir())
+
+    save(3)
+    assert save(4, OSError(39, "Directory not empty")) == ["ck", "ck.lock", "ck.new"]
+    assert save(5) == ["ck", "ck.lock"]
+    assert not capsys.readouterr().err
+    assert save(6, PermissionError(13, "Permission denied")) == ["ck", "ck.kept", "ck.lock"]
+    (kept,) = tmp_path.glob("ck.kept-*")
+    assert f"cannot be removed: it is kept as {kept.name}" in capsys.readouterr().err
+    assert hocket.read_state_dict(kept)["0.bias"].unique().tolist() == [5]
+
+
+def test_a_lock_outlives_the_children_of_its_process(tmp_path: Path) -> None:
+    trainer = linear()
+    for _ in range(2):
+        trainer.save(tmp_path / "ck")
+    assert (tmp_path / "ck.lock").exists()
+    child = os.fork()
+    if child == 0:
+        _lock._unlock()  # as Python's exit does
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (tmp_path / "ck.lock").exists()
+
+
 def faults_on_two_ranks(folder: str) -> list[Any]:
     """What each rank hears when one cannot write, and when one finds other files."""
     rank, path = int(os.environ["RANK"]), Path(folder) / "ck"

@@ -129,3 +129,6 @@ def _unlock(*locks: Path) -> None:
             with suppress(OSError):
                 lock.unlink()
             os.close(descriptor)
+
+
+os.register_at_fork(after_in_child=_held.clear)  # its locks are its parent's, and stay when it ends

@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import shutil
+import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -54,13 +55,24 @@ def replace(new: Path, path: Path) -> None:
         sync(path.parent)
         return
     if exchange(new, path):
-        sync(path.parent)
-        shutil.rmtree(new)
-        return
-    path.rename(old)
-    new.rename(path)
+        old = new
+    else:
+        path.rename(old)
+        new.rename(path)
     sync(path.parent)
-    shutil.rmtree(old)
+    _remove(old, path)
+
+
+def _remove(old: Path, path: Path) -> None:
+    """Remove what was replaced; that it cannot be is no failure of who has saved."""
+    try:
+        shutil.rmtree(old)
+    except PermissionError:  # another user's, in a directory where all of a group may rename
+        kept = path.with_name(f"{path.name}.kept-{fresh_token()}")  # never again taken for what is meant by `path`
+        old.rename(kept)
+        print(f"hocket: what was at {path} before cannot be removed: it is kept as {kept.name}", file=sys.stderr)
+    except OSError:  # NFS keeps a directory of whose files another process has one open: the next save removes it
+        pass
 
 
 def exchange(one: Path, other: Path) -> bool:

@@ -17,6 +17,7 @@ import tomli_w
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from hocket._ends import is_cut_off, with_end
+from hocket._files import write_whole
 from hocket.schedule.pipeline import NAMED_ORDERS
 from hocket.units import parse_bytes
 
@@ -246,7 +247,7 @@ class Plan:
         if place not in ("off", "0"):
             with contextlib.suppress(OSError):  # a host that does not share it, a full disk: training goes on
                 text = with_end(f"# {self.describe()}\n{self.to_toml()}")
-                Path(place, "plan.toml").write_text(text, encoding="utf-8", errors="replace")
+                write_whole(Path(place, "plan.toml"), text)
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON values."""
