@@ -43,7 +43,7 @@ def test_a_plan_is_chosen_explained_and_written(capsys: Captured, tmp_path: Path
     assert plan.describe() in said
     assert "The runner-up is" in said
     assert "why not" in said
-    assert plan.reasons
+    assert plan.reasons["for"] == "gpt-7b, batches of 64, 16 workers of selene-like"
     assert plan.predicted["step_s"] > 0
     assert run("plan", "gpt-7b", "-n", "16", "--cluster", "selene-like", "--batch", "64", "--plan", str(file)) == 0
     assert plan.describe() in capsys.readouterr().out
@@ -570,6 +570,16 @@ def test_two_traces_a_plan_and_a_trace_and_two_plans_compare(capsys: Captured, t
     assert found["predicted"]["gather_s"] == [0.0, 1.46]  # type: ignore[index]
     assert found["predicted"]["gradients_s"] == [1.36, 0.0]  # type: ignore[index]
     assert run("compare", str(plan), str(plan)) == 0
+    assert "for" not in capsys.readouterr().out
+    plan.write_text('[reasons]\nfor = "edsr, batches of 8, 2 workers of closet"\n')
+    sharded.write_text('[reasons]\nfor = "gpt-7b, batches of 8, 2 workers of closet"\n')
+    assert run("compare", str(plan), str(sharded)) == 0
+    said = capsys.readouterr().out
+    assert ", for gpt-7b, batches of 8" in said
+    assert "their times do not say which is better" in said
+    assert run("compare", str(plan), str(plan)) == 0
+    assert "which is better" not in capsys.readouterr().out
+    plan.write_text("[predicted]\nstep_s = 1.45\ncompute_s = 0.09\ngradients_s = 1.36\n")
     assert run("compare", str(tmp_path), str(one)) == 2
     assert "holds no record of a run" in capsys.readouterr().err
     for name, seconds in (("before", 1.0), ("after", 1.5)):

@@ -103,6 +103,17 @@ bandwidth = "1 GB/s"
         ('topology = "star"\nhosts = 0\n', "hosts", "greater than or equal to 1; found 0"),
         ('topology = "star"\nhosts = 2\nspeed = 3\n', "speed", "unknown key; known here are name, about, bandwidth"),
         ('topology = "star"\nhosts = 2\n[server]\nkind = "eflops"\npcie = "x"\n', "server.pcie", "'x' is no rate"),
+        (
+            'topology = "star"\nhosts = 2\n[server]\nmemroy = 1\n',
+            "server.memroy",
+            "unknown key; known here are flops, float8",
+        ),
+        (
+            'topology = "star"\nhosts = 2\n[server]\nkind = "eflops"\ndevice_memroy = 1\n',
+            "server.device_memroy",
+            "device_memory,",
+        ),
+        (TWO + "speed = 1\n", "links[0].speed", "unknown key; known here are ends, bandwidth"),
         ('topology = "bigraph"\nupper = 2\nports = 3\nserver = "eflops"\n', "", "no multiple of the 8 NICs"),
         ('topology = "dragonfly+"\ngroups = 3\nleaves = 1\nspines = 1\nports = 1\nglobals = 1\n', "", "multiple of 2"),
     ],

@@ -205,11 +205,19 @@ def test_a_refusal_names_the_rule(selene: Network, fixed: dict[str, object], sai
 
 def test_what_fits_nowhere_is_refused_with_what_is_missing(selene: Network) -> None:
     with pytest.raises(
-        PlanError, match="memory: the plan that needs least, .*, needs .* on a worker, and there are 14.1 GiB"
+        PlanError,
+        match=r"the plan that needs least, .*, needs 14.3 GiB on a worker, most of it \(9.31 GiB\) for optimizer, "
+        "and there are 14.1 GiB; use more workers, or devices with more than 14.3 GiB$",
     ):
         search(named_transformer("gpt-7b"), selene, workers=8, batch=8, memory_limit=int(14.1 * 2**30))
-    with pytest.raises(PlanError, match="state are .*, .* on each of 8 workers if nothing is held twice, and .* 8 GiB"):
+    state = "state are .*, .* on each of 8 workers if nothing is held twice, and .* 8 GiB"
+    with pytest.raises(PlanError, match=f"{state}; use more than 365 workers, or devices with more than 366 GiB$"):
         search(named_transformer("gpt-175b"), selene, workers=8, batch=8, memory_limit=8 * 2**30)
+    long = transformer(1024, 2, 16, sequence=2**17, vocabulary=512)
+    with pytest.raises(
+        PlanError, match="leave shard open, or use smaller samples, as shorter .*, or more workers, or dev"
+    ):
+        search(long, selene, workers=2, batch=2, memory_limit=3 * 2**30, fixed={"shard": "none"})
 
 
 def test_too_many_workers_are_refused(selene: Network) -> None:

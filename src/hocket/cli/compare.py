@@ -91,15 +91,19 @@ def _plans(one: "Plan", other: "Plan", as_json: bool) -> None:
         for name in values[0]
         if name not in ("predicted", "reasons") and values[0][name] != values[1][name]
     }
+    asked = [plan.reasons.get("for", "") for plan in (one, other)]  # model, batch, workers and cluster
     predicted = {}
     if one.predicted and other.predicted:  # where a part of a step is left out, it takes no time
         names = [name for name in {**one.predicted, **other.predicted} if name.endswith("_s")]
         names += [name for name in one.predicted if name in other.predicted and name not in names]
         predicted = {name: [plan.predicted.get(name, 0.0) for plan in (one, other)] for name in names}
     if as_json:
-        print_json({"differing": differing, "predicted": predicted})
+        print_json({"for": asked, "differing": differing, "predicted": predicted})
         return
-    typer.echo(f"{one.describe()}\n{other.describe()}\n")
+    for plan, what in zip((one, other), asked, strict=True):
+        typer.echo(plan.describe() + (f", for {what}" if what else ""))
+    unlike = all(asked) and asked[0] != asked[1]
+    typer.echo("they were made for different things: their times do not say which is better\n" if unlike else "")
     for name, (left, right) in differing.items():
         typer.echo(f"{name:28} {left!s:>20} {right!s:>20}")
     for name, (before, after) in predicted.items():

@@ -1,7 +1,7 @@
 """Fields of documents that carry units, and how a document's faults are reported."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
@@ -135,10 +135,30 @@ def _place(path: str, location: tuple[int | str, ...], values: Any) -> str:
     return text
 
 
+def _fields_at(form: type[TomlTable], location: tuple[int | str, ...]) -> list[str]:
+    """Return the keys of the table at a place; pydantic's tag of an alternative tells which of several it is."""
+    forms: list[Any] = [form]
+    for part in location:
+        if part in forms[0].model_fields:
+            forms = _forms(forms[0].model_fields[part].annotation)
+        elif isinstance(part, str):
+            forms = [one for one in forms if "kind" in one.model_fields and one.model_fields["kind"].default == part]
+        if not forms:
+            return []
+    return list(forms[0].model_fields) if len(forms) == 1 else []
+
+
+def _forms(annotation: Any) -> list[type[TomlTable]]:
+    """Return the tables among an annotation's types."""
+    if isinstance(annotation, type) and issubclass(annotation, TomlTable):
+        return [annotation]
+    return [one for part in get_args(annotation) for one in _forms(part)]
+
+
 def _tell(form: type[TomlTable], fault: Any, where: str) -> str:
     if fault["type"] == "extra_forbidden":
-        known = f"; known here are {', '.join(form.model_fields)}" if len(fault["loc"]) == 1 else ""
-        return f"{where}: unknown key{known}"
+        fields = _fields_at(form, fault["loc"][:-1])
+        return f"{where}: unknown key" + (f"; known here are {', '.join(fields)}" if fields else "")
     if fault["type"] == "missing":
         return f"{where}: is missing; give it a value"
     message = str(fault["msg"]).removeprefix("Value error, ")

@@ -144,7 +144,8 @@ def with_reasons(found: Search) -> Plan:
     predicted |= dict(zip(("step_low_s", "step_high_s"), best.interval_s, strict=True))
     predicted |= {f"{name}_s": seconds for name, seconds in parts.rows() if seconds}
     within = f" of those that fit in {format_bytes(found.memory_limit, 3)}" if found.memory_limit else ""
-    reasons = {one.field: one.reason(plan, parts) for one in AXES if one.name == "data" or one.degree(plan) > 1}
+    reasons = {"for": f"{best.workload}, batches of {best.batch}, {best.workers} workers of {best.cluster}"}
+    reasons |= {one.field: one.reason(plan, parts) for one in AXES if one.name == "data" or one.degree(plan) > 1}
     if plan.shard != "none":
         reasons["shard"] = f"the least sharding within {NEAR:.0%} of the shortest step{within}"
     if plan.shard_degree:

@@ -3,6 +3,7 @@
 import dataclasses
 import heapq
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,6 @@ from ._preference import NEAR, preferred
 # Of the memory: what a plan may need that is preferred for being simple.
 _ROOMY = 0.9
 _PRECISIONS = ("bfloat16", "float8")  # of a workload, that a plan has a word for
-_MORE = "use more workers, smaller batches, or devices with more memory"
 _BUCKETS = tuple(round(2**20 * size) for size in (1, 2, 4, 8, 16, 25, 50, 100, 200))
 
 
@@ -137,7 +137,11 @@ def search(
             f"{format_bytes(state / workers, 3)} on each of {workers} workers if nothing is held twice, "
             f"and there are {format_bytes(limit, 3)}"
         )
-        raise PlanError("no plan was found:", [PlanFinding("memory", rule, _MORE)])
+        remedy = (
+            f"use more than {math.ceil(state / limit) - 1} workers, "
+            f"or devices with more than {format_bytes(state / workers, 3)}"
+        )
+        raise PlanError("no plan was found:", [PlanFinding("memory", rule, remedy)])
     hunt = _Hunt(workload, network, constants, grid, limit, keep)
     # Layouts by their lower bound: the first ones are good, and the bound of one that cannot be ranked ends the hunt.
     bounds = sorted(((hunt.bound(one), index, one) for index, one in enumerate(layouts(grid, len(workload.layers)))))
@@ -171,7 +175,7 @@ class _Hunt:
         self.misfits: set[tuple[Any, ...]] = set()  # the large ones and those that are slower than what fits
         self.close: list[Prediction] = []  # that fit, and were near the fastest when they were found
         self.fastest = float("inf")
-        self.least: tuple[float, Plan] | None = None
+        self.least: tuple[Memory, Plan] | None = None
         self.considered = self.timed = 0
 
     @property
@@ -223,8 +227,8 @@ class _Hunt:
                 cuts = cuts_of(plan, profile, profile.times(plan, micro), micro)
             memory = memory_of(plan, profile.workload, batch=self.grid.batch, cuts=cuts, sharers=self.network.sharers)
             fits = not self.limit or memory.total <= self.limit
-            if self.least is None or memory.total < self.least[0]:
-                self.least = (memory.total, plan)
+            if self.least is None or memory.total < self.least[0].total:
+                self.least = (memory, plan)
             key = (layout.degrees, layout.stages, shard, among)
             if not fits:
                 every = False
@@ -287,9 +291,20 @@ class _Hunt:
             fixed = ", ".join(f"{name} = {value}" for name, value in self.grid.fixed.items()) or "nothing fixed"
             rule = f"no degrees of {self.grid.workers} workers go with a batch of {self.grid.batch} and {fixed}"
             return PlanFinding("data_parallel_degree", rule, "fix less, or make the batch larger")
-        nbytes, plan = self.least
+        memory, plan = self.least
+        samples = -(-self.grid.batch // (plan.data_parallel_degree * plan.micro_batches * plan.accumulate))
+        kinds = {name: nbytes for name, nbytes in memory.rows() if name not in ("total", "resident", "absent")}
+        most = max(kinds, key=lambda name: kinds[name])
         rule = (
-            f"the plan that needs least, {plan.describe()}, needs {format_bytes(nbytes, 3)} on a worker, "
-            f"and there are {format_bytes(self.limit, 3)}"
+            f"the plan that needs least, {plan.describe()}, needs {format_bytes(memory.total, 3)} on a worker, "
+            f"most of it ({format_bytes(kinds[most], 3)}) for {most}, and there are {format_bytes(self.limit, 3)}"
         )
-        return PlanFinding("memory", rule, _MORE)
+        fixed = ", ".join(name for name in self.grid.fixed if name not in self.grid.besides)
+        uses = [f"devices with more than {format_bytes(memory.total, 3)}"]
+        if most != "process":
+            uses.insert(0, "more workers")
+        if most in ("activations", "working"):
+            one = "samples, as shorter sequences (one at a time is computed already)"
+            uses.insert(0, f"smaller {'batches' if samples > 1 else one}")
+        remedy = f"{f'leave {fixed} open, or ' if fixed else ''}use {', or '.join(uses)}"
+        return PlanFinding("memory", rule, remedy)
