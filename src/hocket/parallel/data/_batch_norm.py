@@ -237,8 +237,9 @@ def synchronise(model: nn.Module, world: World) -> list[str]:
         if world.size == 1 or not isinstance(module, _BatchNorm) or isinstance(module, nn.SyncBatchNorm):
             continue
         if not isinstance(module, SynchronisedBatchNorm):
-            module._own = type(module)  # type: ignore[assignment]
-            module.__class__ = _synchronised(type(module))
+            own: Any = type(module)
+            module._own = own
+            module.__class__ = _synchronised(own)
         module.world = world  # type: ignore[assignment]
         changed.append(name)
     return changed
