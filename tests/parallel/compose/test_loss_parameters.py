@@ -1,4 +1,4 @@
-"""A loss function that computes with the model's own parameters."""
+"""A loss function that computes with the model's own parameters, or with what its code has kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.parallel.compose._compose import _WithoutParameters
+from hocket.parallel.compose._compose import _WithoutParts
 from hocket.parallel.pipeline import StageError
 from hocket.planner import Plan
 from hocket.testing import run_ranks
@@ -45,7 +45,32 @@ def test_it_is_right_where_parameters_are_whole_and_refused_where_they_are_divid
 
 def test_a_tensor_that_has_the_identity_of_a_parameter_that_is_gone_is_none() -> None:
     parameter, output = nn.Parameter(torch.ones(2)), torch.ones(2)
-    with _WithoutParameters({id(output): "0.weight", id(parameter): "0.bias"}):
+    with _WithoutParts({id(output): "0.weight", id(parameter): "0.bias"}, {}):
         assert float(output.sum()) == 2
         with pytest.raises(RuntimeError, match="parameter '0.bias'"):
             parameter.sum()
+
+
+def captured(plan: Plan, layer: int) -> list[float] | str:
+    """Return losses that have a term of what a hook has kept of a layer, or the error."""
+    torch.manual_seed(0)
+    model, kept = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4))).double(), {}
+    model[layer].register_forward_hook(lambda _, __, output: kept.update(output=output))
+    x, y = torch.randn(4, 6).double(), torch.randn(4, 6).double()
+
+    def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(output, target) + kept["output"].square().mean()
+
+    trainer = hocket.Trainer(model, loss_fn, torch.optim.SGD(model.parameters(), 0.1), plan, sample=x)
+    try:
+        return [float(trainer.step((x, y))) for _ in range(2)]
+    except StageError as error:
+        return str(error)
+
+
+def test_what_a_hook_has_kept_of_another_rank_s_layer_is_no_part_of_a_loss() -> None:
+    plan = Plan(pipeline_parallel_degree=2, micro_batches=2, split=("2",))
+    for found in run_ranks(captured, 2, plan, 3, timeout_s=110):
+        assert found == pytest.approx(captured(Plan(), 3), rel=1e-11)
+    for said in run_ranks(captured, 2, plan, 0, timeout_s=110):
+        assert "a tensor (of shape [1, 6]) that the model's code kept when the model was cut into stages" in said

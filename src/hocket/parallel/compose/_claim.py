@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -22,11 +23,14 @@ class Claim:
 
     def __init__(self, model: torch.nn.Module, optimizer: Any) -> None:
         """Note what is there before a plan divides it. Raises ValueError: another Trainer has divided it."""
-        self._parameters = {id(p): (weakref.ref(p), name) for name, p in model.named_parameters()}
+        self._model = weakref.ref(model)
+        self._names = {id(p): name for name, p in model.named_parameters()}
+        # Only of those that sharding puts out of the model: torch moves no parameter that has weak references.
+        self._former = [(name, weakref.ref(p)) for name, p in model.named_parameters()]
         self._optimizer = weakref.ref(optimizer)
         self._plan: Plan | None = None
         self._divided = self._overtaken = False
-        _claims[:] = [one for one in _claims if any(there() is not None for there, _ in one._parameters.values())]
+        _claims[:] = [one for one in _claims if one._model() is not None]
         if any(one._divided and one._shared(model.parameters()) for one in _claims):
             raise ValueError(
                 "a Trainer has divided this model among ranks before, and each has its part alone: build the model "
@@ -35,8 +39,9 @@ class Claim:
 
     def settle(self, model: torch.nn.Module, plan: Plan, *, local: bool, divided: bool) -> None:
         """Take note of what the plan has made of the model: is all of it on every rank, or does each have a part?"""
-        given = [p for there, _ in self._parameters.values() if (p := there()) is not None]
-        self._parameters |= {id(p): (weakref.ref(p), name) for name, p in model.named_parameters()}
+        given = [p for _, there in self._former if (p := there()) is not None]
+        self._names = {id(p): name for name, p in model.named_parameters()}
+        self._former = [(name, there) for name, there in self._former if id(there()) not in self._names]
         self._divided = divided
         for one in _claims:
             one._overtaken |= (one._plan is not None or not local) and one._shared(given) != ""
@@ -67,13 +72,15 @@ class Claim:
         if name and any(axis.elementwise and axis.degree(self._plan) > 1 for axis in AXES):
             check_elementwise(optimizer)
 
-    def _shared(self, parameters: Any) -> str:
+    def _shared(self, parameters: Iterable[torch.nn.Parameter]) -> str:
         """Return the name of a parameter that is claimed; "" if none is."""
-        for p in parameters:
-            there, name = self._parameters.get(id(p), (None, ""))
-            if there is not None and there() is p:
-                return name
-        return ""
+        given, model = list(parameters), self._model()
+        found = next((self._names[id(p)] for p in given if id(p) in self._names), "")
+        if found and model is not None:  # or an id is that of one that is gone
+            mine = {id(p): name for name, p in model.named_parameters()}
+            found = next((mine[id(p)] for p in given if id(p) in mine), "")
+        former = (name for name, there in self._former if any(there() is p for p in given))
+        return found or next(former, "")
 
 
 _claims: list[Claim] = []

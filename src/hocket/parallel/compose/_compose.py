@@ -49,6 +49,7 @@ from ._composition import Composition
 from ._distribute import take_own_gpu
 from ._divide import CARRIED, Draft, divide_embeddings, sample_inputs
 from ._garbage import old_objects_set_aside
+from ._leftovers import Leftovers
 from ._passes import LossFn, Passes, StagedPasses, WholePasses
 from ._precision import cast_module, in_precision
 from ._recompute import recompute
@@ -92,7 +93,8 @@ def compose(
     originals = {id(p): name for name, p in parameters.items()}
     del parameters  # sharded, they would be kept whole
     draft = Draft(model, optimizer, plan, mesh, inputs)
-    with old_objects_set_aside():
+    leftovers = Leftovers()
+    with old_objects_set_aside(), leftovers if mesh["pipeline"].size > 1 else nullcontext():
         with nullcontext() if deferred is None else deferred.streaming():
             for name, carry_out in CARRIED.items():
                 if mesh[name].size > 1:
@@ -108,7 +110,7 @@ def compose(
     device = next((p.device.type for p in model.parameters()), "cpu")
     for module, _ in draft.modules:
         cast_module(module, plan.precision, device)
-    loss = in_precision(_WithoutParameters.guarded(loss_fn, draft, originals), plan.precision, device)
+    loss = in_precision(_WithoutParts.guarded(loss_fn, draft, originals, leftovers), plan.precision, device)
     check_replicas(draft.modules, mesh.replicas, world)
     pipeline = _pipeline(draft, loss)  # before parameters are sharded: stages may share some
     form, trained = _held(draft, tables, frozen)
@@ -151,15 +153,22 @@ def compose(
     return composition
 
 
-class _WithoutParameters(TorchFunctionMode):
-    """Refuses that a loss is given parameters of the model of which this rank has a part only."""
+class _WithoutParts(TorchFunctionMode):
+    """Refuses that a loss is given parameters of which this rank has a part only, or what other ranks' layers make."""
 
-    def __init__(self, names: Mapping[int, str]) -> None:
+    def __init__(self, names: Mapping[int, str], leftovers: Mapping[int, torch.Tensor]) -> None:
         super().__init__()
-        self._names = names
+        self._names, self._leftovers = names, leftovers
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for one in tree_leaves((args, kwargs)):
+            if self._leftovers.get(id(one)) is one is not None:
+                raise RuntimeError(
+                    f"the loss function computes with a tensor (of shape {list(one.shape)}) that the model's code kept "
+                    "when the model was cut into stages, by a hook say, and the rank that computes the loss has no "
+                    "layer that would keep one again: have the model's forward return what the loss needs, or take a "
+                    "plan without a pipeline"
+                )
             if (name := self._names.get(id(one))) is None or _asks(func):
                 continue
             if isinstance(one, torch.nn.Parameter):  # else a tensor has the identity of one that is gone
@@ -171,7 +180,9 @@ class _WithoutParameters(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     @classmethod
-    def guarded(cls, loss_fn: Callable[..., Any], draft: Draft, originals: Mapping[int, str]) -> Callable[..., Any]:
+    def guarded(
+        cls, loss_fn: Callable[..., Any], draft: Draft, originals: Mapping[int, str], leftovers: Leftovers
+    ) -> Callable[..., Any]:
         """Return the loss function as it is, or one that is watched until it has been called without an error."""
         plan, model, watched = draft.plan, draft.model, True
         everything = plan.pipeline_parallel_degree > 1 or plan.shard == "parameters"
@@ -185,7 +196,8 @@ class _WithoutParameters(TorchFunctionMode):
                 return loss_fn(*args, **kwargs)
             names = {**originals, **{id(p): name for name, p in model.named_parameters()}}
             given = {id(one) for one in tree_leaves((args, kwargs))}  # the model may return parameters
-            with cls({k: name for k, name in names.items() if k not in given and (everything or name in draft.cut)}):
+            parts = {k: name for k, name in names.items() if k not in given and (everything or name in draft.cut)}
+            with cls(parts, leftovers.there()):
                 found = loss_fn(*args, **kwargs)
             watched = False
             return found

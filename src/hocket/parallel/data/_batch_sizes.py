@@ -172,7 +172,7 @@ class BatchSizes(TorchFunctionMode, Numbers):
             args = [numbers.get(one, one) if isinstance(one, int | float) else one for one in args]
             with enable_reentrant_dispatch(), torch_adapter.unsaved():
                 return tensors_in(func(*args, **kwargs))
-        except (RuntimeError, ArithmeticError):  # other sizes need not fit
+        except (RuntimeError, ArithmeticError, LookupError, ValueError):  # other sizes need not fit
             return []
 
     def keep(self, results: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
