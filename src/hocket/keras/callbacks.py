@@ -86,16 +86,16 @@ class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries
 
 
 def _forward(name: str) -> Callable[..., None]:
-    def hook(self: Callback, *args: Any, logs: Any = None) -> None:
-        takes_position = "epoch" in name or "batch" in name
-        if len(args) > takes_position:
-            *args_, logs = args
-            args = tuple(args_)
+    numbered = int("epoch" in name or "batch" in name)  # what is given before the logs
+    phase = "test" if "test" in name else "train"
+
+    def hook(self: Callback, *args: Any, **kwargs: Any) -> None:
         if not self.aggregate_logs:
-            logs = self._own_logs(logs, "test" if "test" in name else "train")
+            args = (*args[:numbered], *(self._own_logs(one, phase) for one in args[numbered:]))
+            kwargs = {key: self._own_logs(one, phase) if key == "logs" else one for key, one in kwargs.items()}
         look = self._look if self._looks_at_batches or "batch" not in name else dict
         before = look()
-        getattr(self.callback, name)(*args, logs=logs)
+        getattr(self.callback, name)(*args, **kwargs)
         self._changed |= {place: value for place, value in look().items() if before.get(place) != value}
 
     hook.__name__ = name
