@@ -101,6 +101,20 @@ def replace_rendezvous(scheme: str, handler: Callable[..., Any]) -> None:
         handlers[scheme] = functools.partial(handler, handlers[scheme])
 
 
+def let_reducers_keep_works() -> None:
+    """Have DDP's `join()`, whose reducer keeps a handle after Python has dropped it, keep one that lives below Python.
+
+    Of a handle made in Python it would keep torch's half alone, whose `wait` nobody ends.
+    """
+    c10d: Any = importlib.import_module("torch._C._distributed_c10d")
+    plain = c10d.Reducer._set_forward_pass_work_handle
+
+    def keep(reducer: Any, work: Any, use_static_world_size: bool) -> None:
+        plain(reducer, c10d._create_work_from_future(work.get_future()), use_static_world_size)
+
+    c10d.Reducer._set_forward_pass_work_handle = keep
+
+
 def default_store() -> Any:
     """Return the store by which the ranks of torch's default group have found each other."""
     return _any._get_default_store()

@@ -78,6 +78,19 @@ def test_hooks_whose_callbacks_post_operations_train_as_on_gloo() -> None:
             assert ours == pytest.approx(theirs, rel=1e-5)  # of float32; the order of sums differs with the buckets
 
 
+def _joined(by_joined: bool) -> list[float]:
+    """Rank 1 has twice as many batches as rank 0."""
+    model = DistributedDataParallel(_model(), bucket_cap_mb=0.02)
+    with model.join(divide_by_initial_world_size=not by_joined):
+        _train(model, 3 * (1 + dist.get_rank()))
+    return [p.detach().double().sum().item() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("by_joined", [True, False])
+def test_ranks_with_fewer_batches_join_as_on_gloo(by_joined: bool) -> None:
+    assert run_ranks(_joined, 2, by_joined) == run_ranks(_joined, 2, by_joined, backend="gloo")
+
+
 def _checkpoints(directory: str) -> tuple[bool, float]:
     model, other = _model(), _model()
     dcp.async_save({"model": model.state_dict()}, checkpoint_id=directory).result()

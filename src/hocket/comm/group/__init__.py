@@ -8,6 +8,8 @@ from ._locate import maxloc, minloc
 
 __all__ = ["HocketGroup", "maxloc", "minloc", "open_group"]
 
+_c10d.let_reducers_keep_works()
+
 
 def open_group(given: Any) -> HocketGroup:
     """Return the group for torch's DistributedBackendOptions; torch's hooks know it where torch has them."""
