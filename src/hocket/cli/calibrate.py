@@ -12,7 +12,7 @@ import typer
 
 from hocket._ends import with_end
 
-from ._output import RANKS, Json, bad_input, check_place, print_json
+from ._output import RANKS, Json, bad_input, check_place, print_json, write_file
 
 if TYPE_CHECKING:
     from hocket.parallel.mesh import World
@@ -83,7 +83,7 @@ def _rank(target: str, optimizer: str, seconds: float | None, out: str | None) -
         made = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3)
         plan = auto_plan(model, made, sample, world, seconds, loss_of_sample=loss)
         if world.rank == 0 and out:
-            Path(out).write_text(with_end(plan.to_toml()), encoding="utf-8")
+            write_file("calibrate", Path(out), with_end(plan.to_toml()), "--out ")
     except (PlanError, OSError) as error:
         _refuse(world, error)
     if world.rank == 0 and not out:
