@@ -28,6 +28,18 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
+def write_asked(path: Path, text: str) -> None:
+    """Write a file that a user named: whole, except where it is a device, a pipe or where no other can be made.
+
+    Raises:
+        OSError: as `write_whole`.
+    """
+    if path.exists() and not (path.is_file() and os.access(path.resolve().parent, os.W_OK)):
+        path.write_text(text, encoding="utf-8", errors="replace")
+    else:
+        write_whole(path.resolve(), text)
+
+
 def json_value(value: Any) -> Any:
     """Return the value with None for the numbers that JSON has not: infinity and NaN."""
     if isinstance(value, float):

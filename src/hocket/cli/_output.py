@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from hocket._files import json_value, write_whole
+from hocket._files import json_value, write_asked
 
 BAD_INPUT = 2
 RANKS = ("-n", "--np", "--workers", "--nproc-per-node")
@@ -42,15 +42,9 @@ def one_error(verb: str, kind: type[Exception] = ValueError) -> Iterator[None]:
 
 
 def write_file(verb: str, path: Path, text: str, option: str = "") -> None:
-    """Write a file that the user asked for, whole, or end with one clear error; the old file is as it was then.
-
-    Devices and pipes stay such, and so does a file in a directory where no other can be made.
-    """
+    """Write a file that the user asked for, whole, or end with one clear error; the old file is as it was then."""
     with writing(verb, path, option):
-        if path.exists() and not (path.is_file() and os.access(path.resolve().parent, os.W_OK)):
-            path.write_text(text, encoding="utf-8", errors="replace")  # names of files are any bytes
-        else:
-            write_whole(path.resolve(), text)
+        write_asked(path, text)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from hocket._ends import with_end
+from hocket._files import write_asked
 
 from ._output import RANKS, Json, bad_input, check_place, print_json
 
@@ -83,7 +84,7 @@ def _rank(target: str, optimizer: str, seconds: float | None, out: str | None) -
         made = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3)
         plan = auto_plan(model, made, sample, world, seconds, loss_of_sample=loss)
         if world.rank == 0 and out:
-            Path(out).write_text(with_end(plan.to_toml()), encoding="utf-8")
+            write_asked(Path(out), with_end(plan.to_toml()))
     except (PlanError, OSError) as error:
         _refuse(world, error)
     if world.rank == 0 and not out:

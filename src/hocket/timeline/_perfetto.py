@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hocket._files import write_asked
+
 from ._timeline import Counter, Span, Timeline
 
 
@@ -62,14 +64,12 @@ def to_perfetto(timeline: Timeline) -> dict[str, Any]:
 
 
 def write_perfetto(timeline: Timeline, path: Path) -> None:
-    """Write the document to a file.
+    """Write the document to a file, whole.
 
     Raises:
         OSError: if that fails.
     """
-    with path.open("w", encoding="utf-8") as file:
-        json.dump(to_perfetto(timeline), file, separators=(",", ":"))
-        file.write("\n")
+    write_asked(path, json.dumps(to_perfetto(timeline), separators=(",", ":")) + "\n")
 
 
 def _meta(name: str, pid: int, tid: int, values: dict[str, Any]) -> dict[str, Any]:

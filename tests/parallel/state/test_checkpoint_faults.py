@@ -383,18 +383,23 @@ def faults_on_two_ranks(folder: str) -> list[Any]:
     tried(lambda: trainer.save(path if rank == 0 else Path(folder) / "elsewhere" / "ck", 3))
     tried(lambda: trainer.load(path if rank == 0 else Path(folder) / "elsewhere" / "ck"))
     tried(lambda: trainer.load(path))
+    if rank == 1:
+        os.chdir(tempfile.mkdtemp(dir=folder))
+        os.rmdir(os.getcwd())
+    tried(lambda: trainer.save("ck", 4))
     return said
 
 
 def test_what_fails_on_one_rank_is_one_error_on_all_and_the_old_checkpoint_stays(tmp_path: Path) -> None:
     first, second = run_ranks(faults_on_two_ranks, 2, str(tmp_path), timeout_s=deadline(60))
     assert first == second
-    full, names, elsewhere, missing, loaded = first
+    full, names, elsewhere, missing, loaded, removed = first
     assert "cannot be written: rank 1: [Errno 27] File too large" in full
     assert names == ["ck", "ck.lock"]  # the lock of its second save
     assert "all hosts must share one" in elsewhere
     assert "rank 1: there is no checkpoint at" in missing
     assert loaded == 1
+    assert removed == "rank 1: 'ck' is in the working directory, which was removed: give an absolute path"
 
 
 def test_what_is_called_much_like_a_checkpoint_is_not_removed(moments: Moments, tmp_path: Path) -> None:

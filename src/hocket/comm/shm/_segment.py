@@ -5,6 +5,7 @@ A segment is a memfd: it has no name in /dev/shm, so a rank killed at any moment
 """
 
 import contextlib
+import errno
 import mmap
 import os
 import secrets
@@ -45,8 +46,11 @@ class SharedSegment:
         try:
             os.ftruncate(fd, nbytes)
             return cls(fd, nbytes)
-        except BaseException:
+        except BaseException as error:
             os.close(fd)
+            if isinstance(error, OSError) and error.errno == errno.EFBIG:  # a memfd counts as a file
+                need = f"{nbytes} bytes of shared memory are more than the limit of a file's size allows"
+                raise OSError(error.errno, f"{need}: say `ulimit -f unlimited` before you start") from None
             raise
 
     @classmethod

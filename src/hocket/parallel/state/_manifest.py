@@ -58,6 +58,18 @@ def alike(world: World) -> Iterator[None]:
         raise CheckpointError(text if rank == 0 else f"rank {rank}: {text}") from cause
 
 
+def absolute(path: Path) -> Path:
+    """Return the path without links; CheckpointError if nothing says where it is."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
+        if path.is_absolute() or not isinstance(error, FileNotFoundError):
+            raise CheckpointError(f"{str(path)!r} leads nowhere: {error}") from None
+        raise CheckpointError(
+            f"{str(path)!r} is in the working directory, which was removed: give an absolute path"
+        ) from None
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """The files of a checkpoint."""

@@ -17,7 +17,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
-from ._manifest import CheckpointError, Manifest, is_whole, safe_load
+from ._manifest import CheckpointError, Manifest, absolute, is_whole, safe_load
 from ._replace import standing
 from ._shards import Shape
 
@@ -43,7 +43,7 @@ class CheckpointReader(FileSystemReader):
 
     def __init__(self, path: Path) -> None:
         self._said = f"the checkpoint at {str(path)!r}"
-        path = standing(path.resolve(), is_whole)
+        path = standing(absolute(path), is_whole)
         self._path = self.folder = path
         with suppress(OSError):  # of what is not there, the manifest is missed
             # Held open, it stays this one when a program that saves there meanwhile exchanges the two.

@@ -17,7 +17,7 @@ import torch
 from ..batches import RngStates, tensors_in
 from ..mesh import World
 from ._lock import goes_on, loaded, locked, saved
-from ._manifest import ABOUT, EXTRA, MANIFEST, MODEL, OPTIMIZER, CheckpointError, Manifest, alike, is_whole
+from ._manifest import ABOUT, EXTRA, MANIFEST, MODEL, OPTIMIZER, CheckpointError, Manifest, absolute, alike, is_whole
 from ._owned import Owned
 from ._replace import beside, fresh, fresh_token, replace, standing
 from ._shards import TensorShard
@@ -54,7 +54,8 @@ def write(
     """
     from . import _dcp  # lazy: it takes a second
 
-    path = path.resolve()
+    with alike(world):
+        path = absolute(path)
     said = world.from_root(str(path))
     owned = list(owned)
     with alike(world):
@@ -131,7 +132,7 @@ def exists(path: Path, world: World) -> bool:
     """
     found = False
     with alike(world):
-        there = standing(path.resolve(), is_whole)
+        there = standing(absolute(path), is_whole)
         found = there.is_file() or (there.is_dir() and any(there.iterdir()))
         if path.is_symlink() and not there.exists():
             raise CheckpointError(
@@ -164,7 +165,8 @@ def check_place(path: Path, world: World) -> None:
     Raises:
         CheckpointError: Rank 0 may not write there, something else is there, or hosts do not share the folder.
     """
-    path = path.resolve()
+    with alike(world):
+        path = absolute(path)
     new = fresh(path, world.from_root(fresh_token()))
     try:
         with locked(path, world):
