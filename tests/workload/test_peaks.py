@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -103,7 +104,9 @@ def test_the_peak_of_a_device_with_its_own_memory_is_what_an_allocator_counts(na
     passes, gradients = _allocated(lambda: loss(model, tokens).backward())
     update, _ = _allocated(optimizer.step)
     measured = state + max(passes, gradients + update)
-    assert said.total == pytest.approx(measured, rel=0.005)
+    # Processors without products in 16 bits convert factors first, in memory that no device needs.
+    native = kind == "float32" or "avx512_bf16" in Path("/proc/cpuinfo").read_text()
+    assert said.total == pytest.approx(measured, rel=0.005 if native else 0.025)
     assert said.absent > 0
 
 

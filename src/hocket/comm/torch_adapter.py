@@ -148,7 +148,12 @@ def begun(work: Callable[[], _T]) -> Future[_T]:
         except BaseException as error:
             made.set_exception(error)
 
-    _thread.start_new_thread(run, ())  # Thread.start() waits for ever for one that finds no memory
+    try:
+        _thread.start_new_thread(run, ())  # Thread.start() waits for ever for one that finds no memory
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"{error}: allow this user more threads (`ulimit -u`), or its container (pids.max)"
+        ) from None
     return made
 
 

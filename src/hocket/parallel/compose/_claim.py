@@ -25,8 +25,10 @@ class Claim:
         """Note what is there before a plan divides it. Raises ValueError: another Trainer has divided it."""
         self._model = weakref.ref(model)
         self._names = {id(p): name for name, p in model.named_parameters()}
-        # Only of those that sharding puts out of the model: torch moves no parameter that has weak references.
-        self._former = [(name, weakref.ref(p)) for name, p in model.named_parameters()]
+        # Only of those that sharding puts out of the model: torch moves no parameter that has weak references, as those
+        # that are deferred are.
+        moving = any(p.is_meta for p in model.parameters())
+        self._former = [] if moving else [(name, weakref.ref(p)) for name, p in model.named_parameters()]
         self._optimizer = weakref.ref(optimizer)
         self._plan: Plan | None = None
         self._divided = self._overtaken = False
@@ -76,8 +78,8 @@ class Claim:
         """Return the name of a parameter that is claimed; "" if none is."""
         given, model = list(parameters), self._model()
         found = next((self._names[id(p)] for p in given if id(p) in self._names), "")
-        if found and model is not None:  # or an id is that of one that is gone
-            mine = {id(p): name for name, p in model.named_parameters()}
+        if found:  # or an id is that of one that is gone
+            mine = {} if model is None else {id(p): name for name, p in model.named_parameters()}
             found = next((mine[id(p)] for p in given if id(p) in mine), "")
         former = (name for name, there in self._former if any(there() is p for p in given))
         return found or next(former, "")

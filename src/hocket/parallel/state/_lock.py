@@ -19,6 +19,7 @@ from ._manifest import CheckpointError, alike
 
 _LEASE_S = 100.0  # NFS takes back the locks of a host that has died after 90 s; a run that goes on elsewhere waits
 _held: dict[Path, int] = {}  # by the lock's path, its descriptor
+_inherited: set[Path] = set()  # locks of the process that has forked this one, which saves under them
 _used: set[Path] = set()  # locks under which this program has saved
 _savers: dict[Path, WeakSet[Any]] = {}  # by the lock's path, who of this program goes on from what is saved there
 
@@ -34,7 +35,7 @@ def locked(path: Path, world: World) -> Iterator[None]:
         CheckpointError: Another one does.
     """
     lock = _lock_of(path)
-    keeps = lock in _held or lock in _used
+    keeps = lock in _held or lock in _inherited or lock in _used
     lock_until_exit(path, world)
     try:
         yield
@@ -47,7 +48,7 @@ def locked(path: Path, world: World) -> Iterator[None]:
 def lock_until_exit(path: Path, world: World) -> None:
     """As `locked`, until this program ends."""
     with alike(world):
-        if world.rank == 0 and (lock := _lock_of(path)) not in _held:
+        if world.rank == 0 and (lock := _lock_of(path)) not in {*_held, *_inherited}:
             deadline_s = time.monotonic() + _LEASE_S
             while (owner := _taken(lock)) is not None:
                 if owner.endswith(_here()) or time.monotonic() > deadline_s:
@@ -131,4 +132,10 @@ def _unlock(*locks: Path) -> None:
             os.close(descriptor)
 
 
-os.register_at_fork(after_in_child=_held.clear)  # its locks are its parent's, and stay when it ends
+def _forked() -> None:
+    """Leave a parent's locks to it: they stay when this child of it ends."""
+    _inherited.update(_held)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
