@@ -107,7 +107,9 @@ def let_reducers_keep_works() -> None:
     Of a handle made in Python it would keep torch's half alone, whose `wait` nobody ends.
     """
     c10d: Any = importlib.import_module("torch._C._distributed_c10d")
-    plain = c10d.Reducer._set_forward_pass_work_handle
+    plain = getattr(c10d.Reducer, "_set_forward_pass_work_handle", None)
+    if plain is None or not hasattr(c10d, "_create_work_from_future"):  # a torch that does so otherwise
+        return
 
     def keep(reducer: Any, work: Any, use_static_world_size: bool) -> None:
         plain(reducer, c10d._create_work_from_future(work.get_future()), use_static_world_size)

@@ -76,7 +76,43 @@ def one_after_another(plan: Plan | None) -> list[float]:
     return losses
 
 
-ACTS: dict[str, Any] = {"optimizers": two_optimizers, "trainers": two_trainers, "in turn": one_after_another}
+class Own(torch.optim.Optimizer):
+    """An optimizer of which nothing is known."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(0.1 * p.grad)
+
+
+class Wrapped:
+    """An optimizer around another, as Lookahead is, that says of itself what it is."""
+
+    elementwise = True
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state
+        self.step, self.zero_grad, self.state_dict = inner.step, inner.zero_grad, inner.state_dict
+        self.load_state_dict = inner.load_state_dict
+
+
+def one_inside_of_another(plan: Plan | None) -> list[float]:
+    net = model()
+    step = step_of(net, nn.functional.mse_loss, Wrapped(Own(net.parameters())), plan)
+    return [float(step((X, Y))) for _ in range(3)]
+
+
+ACTS: dict[str, Any] = {
+    "inside": one_inside_of_another,
+    "optimizers": two_optimizers,
+    "trainers": two_trainers,
+    "in turn": one_after_another,
+}
 DIVIDED = "has divided this model among ranks before"
 REFUSED = {
     ("optimizer", "optimizers"): "a second optimizer (Adam) updates parameter '2.weight'",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -12,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from hocket.planner import AXES, Plan
 
 from ..state import check_elementwise
+from ._outside import called_by_trainer
 
 
 class Claim:
@@ -48,8 +51,7 @@ class Claim:
         for one in _claims:
             one._overtaken |= (one._plan is not None or not local) and one._shared(given) != ""
         self._plan = None if local else plan
-        if not _claims:
-            register_optimizer_step_pre_hook(_before_step)
+        _watch_optimizers()
         _claims.append(self)
 
     def check(self) -> None:
@@ -60,11 +62,13 @@ class Claim:
                 "what the other does: train by one of them, or by plans of data parallelism alone"
             )
 
-    def refuse(self, optimizer: Any) -> None:
+    def refuse(self, optimizer: Any, caller: Any) -> None:
         """Refuse a step of an optimizer that updates what is claimed, if this would be lost or wrong."""
         if self._plan is None or self._overtaken or optimizer is self._optimizer():
             return
         name = self._shared(p for group in optimizer.param_groups for p in group["params"])
+        if name and called_by_trainer(caller):  # an optimizer inside of the Trainer's, say
+            return
         if name and self._plan.shard != "none":
             raise RuntimeError(
                 f"a second optimizer ({type(optimizer).__name__}) updates parameter {name!r} of a model whose "
@@ -88,6 +92,11 @@ class Claim:
 _claims: list[Claim] = []
 
 
+@functools.cache  # once a process
+def _watch_optimizers() -> None:
+    register_optimizer_step_pre_hook(_before_step)
+
+
 def _before_step(optimizer: Any, *_: Any) -> None:
     for claim in _claims:
-        claim.refuse(optimizer)
+        claim.refuse(optimizer, sys._getframe(1))

@@ -33,12 +33,9 @@ def refuse_other_steps(optimizer: Any, trainer: object) -> None:
     def check(*_: Any) -> None:
         if there() is None:
             return
-        frame: Any = sys._getframe(1)
-        while frame is not None:
-            if str(frame.f_globals.get("__name__", "")).startswith(_OURS):
-                return
-            frame = frame.f_back
-        if all(group.get("lr") == 0 for group in optimizer.param_groups):  # as DCP has state made
+        if called_by_trainer(sys._getframe(1)) or all(
+            group.get("lr") == 0 for group in optimizer.param_groups
+        ):  # as DCP has state made
             return
         raise RuntimeError(
             "optimizer.step() was called past the Trainer, which averages gradients and has the optimizer step in "
@@ -47,6 +44,13 @@ def refuse_other_steps(optimizer: Any, trainer: object) -> None:
 
     check.elementwise = True  # type: ignore[attr-defined]  # for `check_step_hooks`
     optimizer.register_step_pre_hook(check)
+
+
+def called_by_trainer(frame: Any) -> bool:
+    """Return whether a Trainer, or Keras, and not the program, has an optimizer step; `frame` is who calls a hook."""
+    while frame is not None and not str(frame.f_globals.get("__name__", "")).startswith(_OURS):
+        frame = frame.f_back
+    return frame is not None
 
 
 def check_step_hooks(optimizer: Any) -> None:
