@@ -20,6 +20,9 @@ from unittest import mock
 
 from hocket.testing import deadline, run_ranks
 
+# What a main program has lives as long as its process: Gloo's threads can hang where it is freed before.
+_alive: list[Any] = []
+
 
 def script_output(path: Path, *arguments: str, n: int = 1, cwd: Path | None = None, timeout_s: float = 110.0) -> str:
     """Return what rank 0 prints of a script that `n` ranks run, or one process without a launcher.
@@ -51,7 +54,7 @@ def as_main(path: str, arguments: tuple[str, ...], cwd: str = "") -> str:
     sys.path.insert(0, str(Path(path).parent))
     with contextlib.redirect_stdout(io.StringIO()) as out:
         try:
-            runpy.run_path(path, run_name="__main__")
+            _alive.append(runpy.run_path(path, run_name="__main__"))
         except SystemExit as ended:
             if ended.code:
                 raise

@@ -26,6 +26,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args
 
 from ._arguments import ArgumentError, LaunchArguments
+from ._job import PASSED_ON, blocked
 from ._listener import FailedRank, Interrupted, JobListener, StartedRank, StoppedRanks, to_handle
 from ._meeting import Meeting, meet, not_met
 
@@ -188,7 +189,8 @@ class _Agent(LocalElasticAgent):
         self._stopped = StoppedRanks(timeout_s)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        started: dict[int, Any] = super()._start_workers(worker_group)
+        with blocked([PASSED_ON]):  # a rank lets it come once it would not end by it
+            started: dict[int, Any] = super()._start_workers(worker_group)
         context: Any = self._pcontext
         ranks = [
             StartedRank(

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Self
 
 from hocket import _sweep
@@ -58,6 +58,16 @@ def job_directories() -> dict[str, str]:
 
 
 @contextlib.contextmanager
+def blocked(numbers: Iterable[int]) -> Iterator[None]:
+    """Open a block in which signals wait; what starts in it inherits that, and hears of them when it can mind them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
 def _told() -> Iterator[None]:
     """Open a block whose OSError is a LaunchError."""
     try:
@@ -89,9 +99,8 @@ class Job:
         environment[_sweep.WARDEN_VARIABLE] = self.name
         command = [sys.executable, "-I", "-S", _sweep.__file__, self.name, self.directory, str(WARDEN_GRACE_S)]
         try:
-            # It inherits the mask: what ends this process, or all of a fabric, is not to end it before it ignores that.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, _sweep.IGNORED)
-            try:
+            # What ends this process, or all of a fabric, is not to end it before it ignores that.
+            with blocked(_sweep.IGNORED):
                 self._warden = subprocess.Popen(
                     command,
                     env=environment,
@@ -101,8 +110,6 @@ class Job:
                     start_new_session=True,
                     text=True,
                 )
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         except BaseException:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise

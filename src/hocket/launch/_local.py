@@ -20,6 +20,7 @@ from hocket.comm import rendezvous
 from ._arguments import LaunchArguments
 from ._facts import free_port
 from ._failure import LaunchError
+from ._job import PASSED_ON, blocked
 from ._listener import FailedRank, Interrupted, JobListener, StartedRank, StoppedRanks, to_handle
 
 _INTERVAL_S = 0.1  # torchrun's --monitor-interval
@@ -54,11 +55,12 @@ def run_here(arguments: LaunchArguments, command: list[str], directory: str, lis
     stopped = StoppedRanks(arguments.operation_timeout_s)
     try:
         _raise_signals()
-        for rank, environment in environments.items():
-            try:
-                processes.append(_start(command, environment, (streams.stdouts[rank], streams.stderrs[rank])))
-            except OSError as error:
-                raise LaunchError(f"rank {rank} of {len(environments)} cannot be started: {error}") from None
+        with blocked([PASSED_ON]):  # a rank lets it come once it would not end by it
+            for rank, environment in environments.items():
+                try:
+                    processes.append(_start(command, environment, (streams.stdouts[rank], streams.stderrs[rank])))
+                except OSError as error:
+                    raise LaunchError(f"rank {rank} of {len(environments)} cannot be started: {error}") from None
         pids = enumerate(processes)
         listener.started(0, [StartedRank(k, k, p.pid, partial(getattr, p, "returncode")) for k, p in pids])
         while not any(statuses := [process.poll() for process in processes]) and None in statuses:

@@ -40,9 +40,11 @@ def main() -> None:
     if os.environ.get("RANK", "0") != "0":  # one rank may read what the user types, not all in turns
         with open(os.devnull) as null:
             os.dup2(null.fileno(), 0)
+    if kind != "command":
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm sends it to all processes; who saves then sets a handler
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])  # the launcher blocks it until it ends nobody
     if kind == "command":
         _become([target, *arguments])
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm sends it to all processes; who saves then sets a handler
     # Python put this file's directory first; what belongs there is the user's.
     if not sys.flags.safe_path:
         del sys.path[0]
