@@ -95,19 +95,20 @@ def test_fifty_kills_at_random_moments(batch):
 
 
 def _one_stops(seconds):
-    dist.all_reduce(torch.ones(4))
+    group = dist.new_group(timeout=timedelta(seconds=seconds))
+    dist.all_reduce(torch.ones(4), group=group)
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     begin = time.monotonic()
     try:
-        dist.all_reduce(torch.ones(4))
+        dist.all_reduce(torch.ones(4), group=group)
     except CollectiveTimeoutError as error:
         return str(error), error.missing, time.monotonic() - begin
 
 
 def test_a_stopped_rank_is_a_timeout_that_names_it():
     with no_leftovers():
-        found = run_ranks(_one_stops, 3, 2, group_timeout_s=2.0, timeout_s=30, expect_death={1}, allow_late={1})
+        found = run_ranks(_one_stops, 3, 2, timeout_s=30, expect_death={1}, allow_late={1})
     for rank in (0, 2):
         text, missing, waited_s = found[rank]
         assert missing == (1,)
