@@ -299,11 +299,15 @@ def test_a_launch_whose_output_cannot_be_read_any_more_does_not_hang(
 
 def test_a_stopped_rank_is_the_headline_and_the_job_ends_soon(launched: Any, script: Any) -> None:
     source = """
-        import os, signal, sys, time
+        import os, pathlib, signal, sys, time
+        told = pathlib.Path(os.environ["HOCKET_TEST"], "told")
         if os.environ["RANK"] == "1":
+            told.with_suffix(".part").write_text(f"/proc/{os.getpid()}/stat")
+            told.with_suffix(".part").rename(told)
             os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(1.0)
         if os.environ["RANK"] == "2":
+            while not (told.exists() and ") T " in pathlib.Path(told.read_text()).read_text()):
+                time.sleep(0.01)
             sys.exit("waited long enough")
         time.sleep(60)
     """

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -258,13 +259,14 @@ def test_console_can_be_limited_to_some_ranks(launched: Any, script: Any) -> Non
     assert sorted(ran.out.splitlines()) == ["[0] rank 0", "[2] rank 2"]
 
 
-def test_two_launchers_make_one_world_with_torchrun_s_flags(hocket: Any, script: Any) -> None:
+def test_two_launchers_make_one_world_with_torchrun_s_flags(hocket_forked: Any, script: Any, tmp_path: Path) -> None:
     flags = ["-n", "2", "--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     path = script("import os; print(os.environ['GROUP_RANK'], os.environ['WORLD_SIZE'])")
-    hosts = [hocket("run", *flags, f"--node-rank={rank}", path) for rank in (0, 1)]
-    outputs = [host.communicate(timeout=deadline(60)) for host in hosts]
-    assert sorted(outputs[0][0].splitlines()) == ["[0] 0 4", "[1] 0 4"], outputs[0][1]
-    assert sorted(outputs[1][0].splitlines()) == ["[2] 1 4", "[3] 1 4"], outputs[1][1]
+    with ThreadPoolExecutor(2) as pool:
+        hosts = [pool.submit(hocket_forked, "run", *flags, f"--node-rank={n}", path, cwd=tmp_path) for n in (0, 1)]
+    first, second = (host.result() for host in hosts)
+    assert sorted(first.stdout.splitlines()) == ["[0] 0 4", "[1] 0 4"], first.stderr
+    assert sorted(second.stdout.splitlines()) == ["[2] 1 4", "[3] 1 4"], second.stderr
 
 
 def test_a_full_disk_ends_a_log_and_not_the_job(hocket: Any, script: Any, tmp_path: Path) -> None:

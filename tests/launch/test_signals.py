@@ -230,22 +230,20 @@ def test_a_rank_whose_launcher_has_gone_before_it_could_ask_ends(script: Any, tm
     assert f"the launcher (process {gone.pid}) has gone" in done.stderr
 
 
-def test_an_interrupted_gloo_job_ends_too(hocket: Any, script: Any, tmp_path: Path, wait_until: Any) -> None:
+def test_an_interrupted_gloo_job_ends_too(hocket_forked: Any, script: Any, tmp_path: Path) -> None:
     # Rank 0 is inside a collective, where Python cannot act on the signal.
     source = """
-    import os, pathlib, time, torch, torch.distributed as dist
+    import os, signal, time, torch, torch.distributed as dist
     dist.init_process_group("gloo")
-    pathlib.Path(os.environ["HOCKET_TEST"], "ready" + os.environ["RANK"]).touch()
+    dist.barrier()
     if dist.get_rank() == 0:
         dist.all_reduce(torch.ones(1))
+    time.sleep(0.3)
+    os.kill(os.getppid(), signal.SIGINT)
     time.sleep(60)
     """
-    process = hocket("run", "-n", "2", script(textwrap.dedent(source)))
-    wait_until(lambda: all((tmp_path / f"ready{rank}").exists() for rank in (0, 1)), limit_s=60)
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=deadline(60))
-    assert process.returncode == 130
+    ended = hocket_forked("run", "-n", "2", script(textwrap.dedent(source)), cwd=tmp_path)
+    assert ended.returncode == 130, ended.stderr
 
 
 def children(pid: int) -> list[int]:

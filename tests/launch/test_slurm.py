@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,9 @@ def test_launchers_in_containers_of_enroot_are_one_job(
     assert parse_arguments(["-n", "1", script("")]).flags.nnodes == nodes
 
 
-def test_on_every_node_of_skypilot_the_same_command_makes_one_job(hocket: Any, script: Any, tmp_path: Path) -> None:
+def test_on_every_node_of_skypilot_the_same_command_makes_one_job(
+    hocket_forked: Any, script: Any, tmp_path: Path
+) -> None:
     path = script("import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['LOCAL_RANK'])")
     nodes = {
         "SKYPILOT_NUM_NODES": "2",
@@ -113,14 +116,13 @@ def test_on_every_node_of_skypilot_the_same_command_makes_one_job(hocket: Any, s
         "SKYPILOT_TASK_ID": f"sky-{os.getpid()}",
     }
     base = {name: value for name, value in os.environ.items() if name != "HOCKET_RUN_DIR"}
-    started = [
-        hocket("run", "-n", "1", path, cwd=tmp_path, env={**base, **nodes, "SKYPILOT_NODE_RANK": str(rank)})
-        for rank in (1, 0)
-    ]
-    said = [process.communicate(timeout=deadline(90)) for process in started]
-    assert [out for out, _ in said] == ["[1] 1 2 0\n", "[0] 0 2 0\n"]
+    with ThreadPoolExecutor(2) as pool:
+        environments = [{**base, **nodes, "SKYPILOT_NODE_RANK": str(rank)} for rank in (1, 0)]
+        started = [pool.submit(hocket_forked, "run", "-n", "1", path, cwd=tmp_path, env=env) for env in environments]
+    said = [one.result() for one in started]
+    assert [one.stdout for one in said] == ["[1] 1 2 0\n", "[0] 0 2 0\n"], said
     # On a disk that the nodes share the directory is one, and said once.
-    assert ["this run is kept in runs/" in err for _, err in said] == [False, True]
+    assert ["this run is kept in runs/" in one.stderr for one in said] == [False, True]
     (kept,) = (tmp_path / "runs").glob("script-sky-*")
     assert {"run.json", "run-node1.json"} <= {file.name for file in kept.iterdir()}
 

@@ -45,6 +45,12 @@ def go_on_when_told(folder: Path, pid: int) -> None:
         pipe.write(b"x")
 
 
+def ask_after(seconds: float) -> None:
+    """Let this rank ask why it waits; before, ranks wait for others that take longer to start."""
+    dist.barrier()
+    os.environ["HOCKET_HANG_S"] = str(seconds)
+
+
 def keep(how: str, path: str) -> None:
     """One after the other, so that rank 1 keeps the others as `how` says; then all go on to the end."""
     folder, rank = Path(path), dist.get_rank()
@@ -56,6 +62,7 @@ def keep(how: str, path: str) -> None:
         threading.Thread(target=go_on_when_told, args=(folder, pids[1]), daemon=True).start()
     for _ in range(3):
         dist.all_reduce(value)
+    ask_after(3 if how == "native" else 1)
     if rank == 1:
         {
             "blocked": until_told,
@@ -72,9 +79,22 @@ def keep(how: str, path: str) -> None:
     dist.all_reduce(value)
 
 
+def one_by_one(path: str) -> None:
+    """Rank 2 keeps the others, of which rank 0 comes later than rank 1: so that it asks when that one has spoken."""
+    rank, seconds = dist.get_rank(), min(deadline(1.0), 3.0)
+    ask_after(seconds)
+    if rank == 0:
+        time.sleep(seconds / 2)
+    if rank == 2:
+        until_told(Path(path))
+        time.sleep(1.5 * seconds)  # rank 0 asks meanwhile
+    dist.barrier()
+
+
 def circle(path: str) -> None:
     """Ranks 0 and 1 call two groups' operations in different orders, until somebody says so."""
     one, other = dist.new_group([0, 1], group_desc="one"), dist.new_group([0, 1], group_desc="other")
+    ask_after(1)
     rank, value = dist.get_rank(), torch.ones(10)
     work = dist.all_reduce(value, group=one if rank else other, async_op=True)
     until_told(Path(path))

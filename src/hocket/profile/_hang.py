@@ -50,11 +50,6 @@ class Hang:
     speaker: int
     stacks: tuple[StackGroup, ...]
 
-    @property
-    def key(self) -> str:
-        """What makes it another one than that which was told before."""
-        return f"{self.kind} {self.ranks}"
-
     def __str__(self) -> str:
         places = [f"  {_ranks(group.ranks)} in {group.where or 'an unknown place'}" for group in self.stacks]
         return "\n".join([self.sentence, *([f"  next: {self.next_step}"] if self.next_step else []), *places])

@@ -166,10 +166,10 @@ class Watch:
         self.record = record
         self.told = self.resting = False
         self.last_s = 0.0  # when the last step ended
-        self._folder = folder
+        self._folder, self._hangs = folder, folder / "hangs.jsonl"
+        self._hangs_from = self._hangs.stat().st_size if self._hangs.exists() else 0  # behind those of a run before
         self.steps = 0
         self._update_s = 0.0
-        self._reported: set[str] = set()
         self._links_due_s = 0.0
         self._sent: dict[tuple[str, str], int] = {}
         self._main = threading.main_thread()
@@ -272,14 +272,20 @@ class Watch:
         waits_s = self.record.waits_s()
         if waits_s > hang_s() and waits_s > 2 * self.record.patience_s:
             found = find_hang(live_ranks(self._folder, dump=False), hang_s())
-            if found is not None and found.speaker == self.record.rank and found.key not in self._reported:
-                self._reported.add(found.key)
+            if found is not None and found.speaker == self.record.rank and not self._is_said(found):
                 if found.kind == "native":  # only who speaks asks for stacks by a signal, which can end a sleep
                     found = find_hang(live_ranks(self._folder), hang_s()) or found
                 self._say(found)
 
+    def _is_said(self, found: Hang) -> bool:
+        """Return whether a rank has said so: a lower one may come to wait meanwhile, and is then who speaks."""
+        with contextlib.suppress(FileNotFoundError), self._hangs.open() as file:
+            file.seek(self._hangs_from)
+            return any((one["kind"], tuple(one["ranks"])) == (found.kind, found.ranks) for one in map(json.loads, file))
+        return False
+
     def _say(self, found: Hang) -> None:
-        with contextlib.suppress(OSError), (self._folder / "hangs.jsonl").open("a") as file:
+        with contextlib.suppress(OSError), self._hangs.open("a") as file:
             file.write(json.dumps(found.to_json()) + "\n")
         print("\n".join(f"hocket: {line}" for line in str(found).splitlines()), file=sys.stderr, flush=True)
 

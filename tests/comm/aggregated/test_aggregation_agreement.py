@@ -25,9 +25,10 @@ SUM = reducer(ReduceOp.SUM, torch.int64)
 class Meeting:
     """Ranks on threads exchange what they bring; it fails if they come for different things."""
 
-    def __init__(self, timeout_s=10):
-        self._barrier = threading.Barrier(N, timeout=deadline(timeout_s))
+    def __init__(self):
+        self._barrier = threading.Barrier(N, timeout=deadline(10))
         self._brought = [None] * N
+        self._left = []
 
     def all(self, rank, what, value):
         self._brought[rank] = what, value
@@ -36,6 +37,12 @@ class Meeting:
         self._barrier.wait()
         assert len({one for one, _ in found}) == 1, found
         return [one for _, one in found]
+
+    def leave(self, rank):
+        """When all others have gone, who waits is told so, and not only when its time is over."""
+        self._left.append(rank)
+        if len(self._left) == N - 1:
+            self._barrier.abort()
 
 
 class Hosts:
@@ -314,7 +321,7 @@ def test_an_operation_that_failed_on_one_rank_is_never_over_for_another(kind):
 
     They fail, and leave; who leaves has not finished the operation, and has no result of it to give.
     """
-    late, hosts = 1, Meeting(2)
+    late, hosts = 1, Meeting()
     aggregator = Aggregator([], [], partly=False)
 
     def one(rank):
@@ -326,6 +333,8 @@ def test_an_operation_that_failed_on_one_rank_is_never_over_for_another(kind):
         error = CommError if rank == late else CollectiveTimeoutError
         with pytest.raises(error) as found:
             _operate(transport, rank, kind, 0, state)
+        if rank != late:
+            hosts.leave(rank)
         transport.close(1)
         with pytest.raises(CommError, match="operation 2 failed"):
             _operate(transport, rank, kind, 0, state)
@@ -338,7 +347,7 @@ def test_an_operation_that_failed_on_one_rank_is_never_over_for_another(kind):
 
 def test_a_rank_whose_part_has_not_come_takes_nobodys_word_that_it_has():
     """As if another rank stood at the next operation by mistake: what is in memory would be taken for the result."""
-    hosts = Meeting(2)
+    hosts = Meeting()
     aggregator = Aggregator([], [], partly=False)
 
     def one(rank):
@@ -347,7 +356,10 @@ def test_a_rank_whose_part_has_not_come_takes_nobodys_word_that_it_has():
         session.post = lambda kind, send, receive, **_: Waits(session, rank, 0, range(N), receive)
         if rank == 0:
             transport.agreement._number += 1
-        return transport.broadcast(torch.arange(6), 0, 10)
+        try:
+            return transport.broadcast(torch.arange(6), 0, 10)
+        finally:
+            hosts.leave(rank)
 
     with ThreadPoolExecutor(N) as pool:
         for done in [pool.submit(one, rank) for rank in (1, 2, 0)][:2]:

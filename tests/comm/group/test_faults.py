@@ -95,19 +95,20 @@ def test_fifty_kills_at_random_moments(batch):
 
 
 def _one_stops(seconds):
-    dist.all_reduce(torch.ones(4))
+    group = dist.new_group(timeout=timedelta(seconds=seconds))
+    dist.all_reduce(torch.ones(4), group=group)
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     begin = time.monotonic()
     try:
-        dist.all_reduce(torch.ones(4))
+        dist.all_reduce(torch.ones(4), group=group)
     except CollectiveTimeoutError as error:
         return str(error), error.missing, time.monotonic() - begin
 
 
 def test_a_stopped_rank_is_a_timeout_that_names_it():
     with no_leftovers():
-        found = run_ranks(_one_stops, 3, 2, group_timeout_s=2.0, timeout_s=30, expect_death={1}, allow_late={1})
+        found = run_ranks(_one_stops, 3, 2, timeout_s=30, expect_death={1}, allow_late={1})
     for rank in (0, 2):
         text, missing, waited_s = found[rank]
         assert missing == (1,)
@@ -358,18 +359,21 @@ def test_a_registered_buffer_that_cannot_be_mapped_is_an_error_on_all_ranks():
     assert "rank 0 failed in all_reduce #1" in theirs
 
 
-def _late_for_a_group(seconds):
+def _late_for_a_group(folder):
     """Rank 1 comes to make a group when others have given it up."""
-    if dist.get_rank() == 1:
-        time.sleep(seconds)
+    end_s = time.monotonic() + deadline(20)
+    while dist.get_rank() == 1 and len(list(folder.iterdir())) < 2 and time.monotonic() < end_s:
+        time.sleep(0.02)
     try:
         dist.new_group([0, 1, 2], timeout=timedelta(seconds=1.5))
     except CollectiveTimeoutError as error:
         return str(error), error.missing, error.culprits
+    finally:
+        (folder / str(dist.get_rank())).touch()
 
 
-def test_who_does_not_come_to_make_a_group_is_named():
-    for rank, (text, missing, culprits) in enumerate(run_ranks(_late_for_a_group, 3, 6.0)):
+def test_who_does_not_come_to_make_a_group_is_named(tmp_path):
+    for rank, (text, missing, culprits) in enumerate(run_ranks(_late_for_a_group, 3, tmp_path)):
         others = (0, 2) if rank == 1 else (1,)
         assert missing == culprits == others
         assert text.endswith("given up by ranks 0, 2" if rank == 1 else "not arrived: rank 1")

@@ -37,10 +37,10 @@ def check(case: tuple[str, str], ranks: list[Any], losses: list[float]) -> None:
 
 
 @pytest.mark.parametrize(("backend", "env"), [("hocket", {}), ("gloo", {"HOCKET_SHARED_MEMORY": "0"})])
-def test_workers_share_every_epoch_and_end_it_alike(backend: str, env: dict[str, str]) -> None:
+def test_workers_share_every_epoch_and_end_it_alike(backend: str, env: dict[str, str], tmp_path: Path) -> None:
     words = WORDS if not env else ("local:3", "stale:2", "ssp:1")
     cases = [(name, word) for name in ("mlp", "words") for word in words]
-    found = run_ranks(trainer_programs.train_all, 3, cases, 0.004, backend=backend, env=env, timeout_s=100)
+    found = run_ranks(trainer_programs.train_all, 3, cases, str(tmp_path), backend=backend, env=env, timeout_s=100)
     for i, case in enumerate(cases):
         check(case, [rank[i] for rank in found], one_process(case[0]))
         if case[1] in ("stale:2", "hogwild") and backend == "hocket":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,23 +12,52 @@ from torch.utils.data import DataLoader
 
 import hocket
 from hocket.planner import Plan, PlanError
+from hocket.testing import deadline
 
 from ... import programs
 
-EPOCHS = 8  # a slow worker is to be seen to take fewer parts
+EPOCHS = 8
 
 
-def train(name: str, word: str, dtype: torch.dtype = torch.float64, *, slow_s: float = 0.0, **fields: Any) -> Any:
-    """Losses of all samples after each epoch, the report, the samples that this rank trained, and its weights."""
+class Taken:
+    """How many parts each rank has taken: the size of its file."""
+
+    def __init__(self, path: str) -> None:
+        self._paths = [Path(f"{path}-{rank}") for rank in range(dist.get_world_size())]
+
+    def one(self) -> None:
+        with self._paths[dist.get_rank()].open("ab") as file:
+            file.write(b"x")
+
+    def wait(self, parts: int) -> None:
+        """Be slow: until each other rank has taken two more, or all have taken so many together."""
+        end_s = time.monotonic() + deadline(5)
+        while time.monotonic() < end_s:
+            mine, *others = (path.stat().st_size if path.exists() else 0 for path in self._paths)
+            if mine + 1 < min(others) or mine + sum(others) >= parts:
+                break
+            time.sleep(0.004)
+
+
+def train(name: str, word: str, dtype: torch.dtype = torch.float64, *, folder: str = "", **fields: Any) -> Any:
+    """Losses of all samples after each epoch, the report, the samples that this rank trained, and its weights.
+
+    With a folder rank 0 is slow; where ranks may take as many parts as they come to, all others are before it.
+    """
     model, data, loss_fn = programs.setting(name, dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     loader = DataLoader(data, batch_size=programs.BATCH, shuffle=True)
     trainer = hocket.Trainer(model, loss_fn, optimizer, Plan(synchronisation=word, **fields))
     samples, losses = [], []
-    for _ in range(EPOCHS):
+    taken = Taken(f"{folder}/{name}-{word}") if folder else None
+    shared = taken is not None and dist.get_backend() == "hocket"  # an engine moves only when all take part
+    for epoch in range(EPOCHS):
         for batch in trainer.batches(loader):
-            if dist.is_initialized() and dist.get_rank() == 0:
-                time.sleep(slow_s)
+            if taken is not None:
+                taken.one()
+                if dist.get_rank() == 0:
+                    parts = (epoch + 1) * len(loader) * dist.get_world_size()
+                    taken.wait(parts) if word in ("stale:2", "hogwild") and shared else time.sleep(0.004)
             samples.append(len(batch[-1]))
             trainer.step(batch)
         losses.append(trainer.evaluate(DataLoader(data, batch_size=5)))
@@ -35,8 +65,8 @@ def train(name: str, word: str, dtype: torch.dtype = torch.float64, *, slow_s: f
     return losses, trainer.report(), samples, weights.tolist(), trainer.plan.to_json()
 
 
-def train_all(cases: list[tuple[Any, ...]], slow_s: float = 0.0) -> list[Any]:
-    return [train(*case, slow_s=slow_s) for case in cases]
+def train_all(cases: list[tuple[Any, ...]], folder: str) -> list[Any]:
+    return [train(*case, folder=folder) for case in cases]
 
 
 def with_fields(fields: dict[str, Any]) -> list[list[float]]:
