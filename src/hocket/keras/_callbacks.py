@@ -38,7 +38,6 @@ class Follow(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
         self._follow()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """See class."""
         self._broadcast.send_state()
         self._follow()
 
@@ -53,12 +52,10 @@ class Follow(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
             self._broadcast.align()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """See class."""
         if self._after_batches:
             self._follow()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """See class."""
         if self._after_batches:
             self._follow()
 
@@ -114,11 +111,9 @@ class CollectOptimizerState(keras.callbacks.Callback):  # type: ignore[misc]
         self._collect = collect
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """See class."""
         self._collect()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """See class."""
         self._collect()
 
 

@@ -46,7 +46,7 @@ def host_name() -> str:
 
 
 class CheckedTransport:
-    """See the head of this module.
+    """See the head of this module; a `Transport`.
 
     Args:
         inner: Carries out what does not fit in frames.
@@ -97,8 +97,6 @@ class CheckedTransport:
         self._told = False
 
     def all_reduce(self, flat: Tensor, op: ReduceOperator, timeout_s: float) -> str:
-        """See Transport."""
-
         def small(frames: list[Frame]) -> None:
             _fold(flat, frames, op)
 
@@ -106,8 +104,6 @@ class CheckedTransport:
         return self._do("all_reduce", flat, timeout_s, large, small, op=op, payload=lambda: _bytes(flat), early=True)
 
     def reduce(self, flat: Tensor, op: ReduceOperator, root: int, timeout_s: float) -> str:
-        """See Transport."""
-
         def small(frames: list[Frame]) -> None:
             if self._rank == root:
                 _fold(flat, frames, op)
@@ -116,8 +112,6 @@ class CheckedTransport:
         return self._do("reduce", flat, timeout_s, large, small, op=op, root=root, payload=lambda: _bytes(flat))
 
     def broadcast(self, flat: Tensor, root: int, timeout_s: float) -> str:
-        """See Transport."""
-
         def small(frames: list[Frame]) -> None:
             if self._rank != root:
                 _bytes(flat).copy_(frames[root].payload)
@@ -127,8 +121,6 @@ class CheckedTransport:
         return self._do("broadcast", flat, timeout_s, large, small, root=root, payload=payload)
 
     def all_gather(self, outputs: Flats, flat: Tensor, timeout_s: float) -> str:
-        """See Transport."""
-
         def small(frames: list[Frame]) -> None:
             for output, frame in zip(outputs, frames, strict=True):
                 _bytes(output).copy_(frame.payload)
@@ -138,8 +130,6 @@ class CheckedTransport:
         return self._do("all_gather", flat, timeout_s, large, small, payload=lambda: _bytes(flat), early=early)
 
     def gather(self, outputs: Flats | None, flat: Tensor, root: int, timeout_s: float) -> str:
-        """See Transport."""
-
         def small(frames: list[Frame]) -> None:
             for output, frame in zip(outputs or (), frames, strict=outputs is not None):
                 _bytes(output).copy_(frame.payload)
@@ -148,13 +138,11 @@ class CheckedTransport:
         return self._do("gather", flat, timeout_s, large, small, root=root, payload=lambda: _bytes(flat))
 
     def reduce_scatter(self, output: Tensor, inputs: Flats, op: ReduceOperator, timeout_s: float) -> str:
-        """See Transport."""
         large = lambda s: self.inner.reduce_scatter(output, inputs, op, s)  # noqa: E731
         early = all(one.numel() == output.numel() for one in inputs)
         return self._do("reduce_scatter", output, timeout_s, large, op=op, early=early)
 
     def scatter(self, flat: Tensor, inputs: Flats | None, root: int, timeout_s: float) -> str:
-        """See Transport."""
         return self._do("scatter", flat, timeout_s, lambda s: self.inner.scatter(flat, inputs, root, s), root=root)
 
     def all_to_all(self, outputs: Flats, inputs: Flats, timeout_s: float) -> str:
@@ -189,7 +177,6 @@ class CheckedTransport:
         return self._do("all_to_all", inputs[0][:0], timeout_s, large, payload=payload, compare=compared)
 
     def barrier(self, timeout_s: float) -> str:
-        """See Transport."""
         nothing = torch.empty(0, dtype=torch.uint8)
         return self._do("barrier", nothing, timeout_s, self.inner.barrier, lambda _: None)
 
