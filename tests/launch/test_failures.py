@@ -17,6 +17,7 @@ from hocket._sweep import job_of
 from hocket.comm.shm import state_of
 from hocket.launch import _listener, _worker
 from hocket.launch._failure import RankFailure, describe, read_failure
+from hocket.launch._listener import FailedRank
 from hocket.launch._merge import Merger
 from hocket.testing import deadline
 
@@ -405,9 +406,9 @@ def test_a_rank_that_its_exception_was_ending_has_failed_by_itself(tmp_path: Pat
     told = tmp_path / "error.json"
     extra = {"py_callstack": "Traceback ...", "timestamp": "7"}
     told.write_text(json.dumps({"message": {"message": "ValueError: no luck", "extraInfo": extra}}))
-    failure = read_failure(0, 0, 11, -15, 9.0, str(told), "")
+    failure = read_failure(FailedRank(0, 0, 11, -15, str(told)), 9.0, "")
     assert (failure.exit_code, failure.signal, failure.error) == (1, None, "ValueError: no luck")
-    assert read_failure(0, 0, 11, -15, 9.0, "", "").exit_code == 143
+    assert read_failure(FailedRank(0, 0, 11, -15, ""), 9.0, "").exit_code == 143
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +25,8 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args
 
 from ._arguments import ArgumentError, LaunchArguments
-from ._listener import FailedRank, Interrupted, JobListener, StartedRank, StoppedRanks, to_handle
+from ._child import Child
+from ._listener import FailedRank, Interrupted, JobListener, StoppedRanks, to_handle
 from ._meeting import Meeting, meet, not_met
 
 _LOOK_S = 0.1
@@ -189,16 +189,8 @@ class _Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         started: dict[int, Any] = super()._start_workers(worker_group)
-        context: Any = self._pcontext
-        ranks = [
-            StartedRank(
-                worker.global_rank,
-                worker.local_rank,
-                started[worker.local_rank],
-                partial(getattr, context.subprocess_handlers[worker.local_rank].proc, "returncode"),
-            )
-            for worker in worker_group.workers
-        ]
+        handlers: Any = self._pcontext.subprocess_handlers
+        ranks = [Child(one.global_rank, handlers[one.local_rank].proc) for one in worker_group.workers]
         self._listener.started(worker_group.spec.max_restarts - self._remaining_restarts, ranks)
         return started
 
@@ -209,15 +201,8 @@ class _Agent(LocalElasticAgent):
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED:
             failures = [
-                FailedRank(
-                    rank,
-                    failure.local_rank,
-                    failure.pid,
-                    failure.exitcode,
-                    failure.error_file,
-                    failure.pid in self._stopped.pids,
-                )
-                for rank, failure in result.failures.items()
+                FailedRank(rank, one.local_rank, one.pid, one.exitcode, one.error_file, one.pid in self._stopped.pids)
+                for rank, one in result.failures.items()
             ]
             self._listener.failed(failures, self._remaining_restarts)
         return result

@@ -14,6 +14,8 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any, Protocol
 
+from ._child import Child
+
 _LOOK_S = 1.0  # between two looks for stopped ranks
 _COMPLAIN_S = 5.0  # for ranks that wait for a stopped one to say so themselves: they know the operation
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -31,16 +33,6 @@ class Streams(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class StartedRank:
-    """A rank that has just been started; `reaped_status` gives its status once the agent has taken it."""
-
-    rank: int
-    local_rank: int
-    pid: int
-    reaped_status: Callable[[], int | None]
-
-
-@dataclass(frozen=True, slots=True)
 class FailedRank:
     """A rank that has ended badly, as elastic tells it; a negative status is a signal's number."""
 
@@ -48,7 +40,7 @@ class FailedRank:
     local_rank: int
     pid: int
     status: int
-    error_file: str
+    error_file: str  # where an exception was recorded, if any was
     stopped: bool = False  # whether it was stopped (SIGSTOP) when another failed, or was ended because of that
 
 
@@ -60,7 +52,7 @@ class JobListener(ABC):
         """Before the ranks start: say where each prints, and add to its environment, by local rank."""
 
     @abstractmethod
-    def started(self, attempt: int, ranks: list[StartedRank]) -> None:
+    def started(self, attempt: int, ranks: list[Child]) -> None:
         """Learn that all ranks of an attempt have been started; the first attempt is 0."""
 
     @abstractmethod
