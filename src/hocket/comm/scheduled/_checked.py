@@ -24,6 +24,7 @@ from ..transport import (
     CollectiveTimeoutError,
     CommError,
     Flats,
+    Membership,
     PeerDiedError,
     ReduceOperator,
     Transport,
@@ -52,10 +53,7 @@ class CheckedTransport:
         inner: Carries out what does not fit in frames.
         points: What `inner` sends its messages by.
         frames: Exchange of frames among all ranks.
-        store: Store of the group, where ranks tell of their troubles.
-        name: Name of the group.
-        rank: Number of this rank.
-        numbers: Numbers in the world of all ranks.
+        at: The group, in whose store ranks tell of their troubles.
         called: How messages call each rank.
         speaker: The rank through which this one hears of other hosts; itself if it speaks with them.
         path: How reports call what is done with frames alone.
@@ -69,10 +67,7 @@ class CheckedTransport:
         inner: Transport,
         points: EarlyPoints,
         frames: FrameExchange,
-        store: Any,
-        name: str,
-        rank: int,
-        numbers: Sequence[int],
+        at: Membership,
         called: Sequence[str],
         speaker: int,
         path: str,
@@ -85,11 +80,8 @@ class CheckedTransport:
         self._early = points
         self._early_nbytes = early_nbytes
         self._frames = frames
-        self._store = store
-        self._name = name
-        self._rank = rank
-        self._numbers = tuple(numbers)
-        self._size = len(numbers)
+        self._store, self._name, self._rank, self._size = at[:4]
+        self._numbers = tuple(at.numbers)
         self._speaker = speaker
         self._path = path
         self._seq = 0
