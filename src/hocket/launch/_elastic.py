@@ -189,8 +189,9 @@ class _Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         started: dict[int, Any] = super()._start_workers(worker_group)
-        handlers: Any = self._pcontext.subprocess_handlers
-        ranks = [Child(one.global_rank, handlers[one.local_rank].proc) for one in worker_group.workers]
+        context: Any = self._pcontext
+        processes = {number: handler.proc for number, handler in context.subprocess_handlers.items()}
+        ranks = [Child(one.global_rank, processes[one.local_rank]) for one in worker_group.workers]
         self._listener.started(worker_group.spec.max_restarts - self._remaining_restarts, ranks)
         return started
 

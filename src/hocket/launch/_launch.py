@@ -253,12 +253,9 @@ def _emulated_hosts(arguments: LaunchArguments) -> list[str] | None:
     """Return the host of every rank in the fabric that was asked for."""
     if arguments.fabric is None:
         return None
-    from ._fabric import PlacementError, planned
+    from ._fabric import planned
 
-    try:
-        return list(planned(arguments.fabric, arguments.nproc))
-    except PlacementError as error:
-        raise ArgumentError(str(error)) from None
+    return list(planned(arguments.fabric, arguments.nproc))
 
 
 def threads_of_rank(ranks: int) -> int | None:
@@ -404,7 +401,8 @@ class _RunningJob(JobListener):
             stream = RankStream(output, output.rank_prefix(text, rank))
             if tee is not None:
                 stream.logs.append(self._merger.log_file(io.FileIO(tee, "a")))
-                stream.needles = self._needles(name)
+                filters = getattr(self._arguments.flags, f"duplicate_{name}_filters")
+                stream.needles = tuple(map(os.fsencode, filters))
                 stream.matches = self._merger.log_file(io.FileIO(matches, "a")) if stream.needles else None
             if self._directory is not None:
                 file = self._directory.open(f"rank-{rank}.{name.removeprefix('std')}")
@@ -424,10 +422,6 @@ class _RunningJob(JobListener):
         if template:
             return Template(template).safe_substitute(role_name=flags.role, rank=rank, local_rank=local_rank)
         return f"[{rank:{len(str(world - 1))}}] " if world > 1 else ""
-
-    def _needles(self, name: str) -> tuple[bytes, ...]:
-        words: list[str] = getattr(self._arguments.flags, f"duplicate_{name}_filters")
-        return tuple(os.fsencode(word) for word in words)
 
     def started(self, attempt: int, ranks: list[Child]) -> None:
         self.restarts = attempt
