@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hocket._sweep import job_of
+from hocket._sweep import job_of, stat_of
 from hocket.comm.shm import state_of
 from hocket.launch import _listener, _worker
 from hocket.launch._failure import RankFailure, describe, read_failure
@@ -351,7 +351,7 @@ def test_a_process_is_known_whose_name_or_job_is_no_text() -> None:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGSTOP)
-        until(lambda: _listener._is_stopped(process.pid))
+        until(lambda: stat_of(process.pid)[:1] == ["T"])
         assert "kill -CONT" in state_of(process.pid)
         assert job_of(process.pid) == "\ufffd"
     finally:

@@ -10,9 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from subprocess import Popen
 from typing import Any, Protocol
+
+from hocket._sweep import stat_of
 
 from ._child import Child
 
@@ -98,7 +99,7 @@ class StoppedRanks:
         # What passes while the launcher is itself stopped, as a scheduler does with a whole job, does not count.
         passed_s = min(time.monotonic() - self._looked_s, 2 * _LOOK_S)
         self._looked_s = time.monotonic()
-        stopped = {process.pid for process in processes if process.poll() is None and _is_stopped(process.pid)}
+        stopped = {process.pid for process in processes if process.poll() is None and stat_of(process.pid)[:1] == ["T"]}
         self._stopped_s = {pid: self._stopped_s.get(pid, -passed_s) + passed_s for pid in stopped}
         for pid in stopped:
             if failed or self._stopped_s[pid] > self._allowed_s:
@@ -106,14 +107,6 @@ class StoppedRanks:
                 with contextlib.suppress(ProcessLookupError):  # SIGTERM reaches a stopped process when it goes on
                     os.kill(pid, signal.SIGTERM)
                     os.kill(pid, signal.SIGCONT)
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        # A process's name is cut at 15 bytes, also within a letter.
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
-    except (OSError, IndexError):
-        return False
 
 
 def to_handle(names: str) -> list[str]:
