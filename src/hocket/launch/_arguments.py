@@ -18,6 +18,7 @@ from hocket._limits import usable_cores
 from hocket._tasks import described
 from hocket.comm import timeout_setting
 
+from ._failure import ArgumentError
 from ._run_directory import NOWHERE, RUN_VARIABLE, default_run_directory
 from ._slurm import become_node, ranks_of_node
 
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
 USAGE = "hocket run -n N [flags] [--] script.py [arguments of the script]"
 _NO_FILE = "{}: a script from a pipe can be read by one rank only; write it to a file"
 GRACE_S = 10  # for ranks to end by themselves when the job is interrupted or another rank has failed
-
-
-class ArgumentError(ValueError):
-    """A command line that cannot be carried out; the message says what to change."""
 
 
 @contextlib.contextmanager

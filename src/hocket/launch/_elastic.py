@@ -24,8 +24,9 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args
 
-from ._arguments import ArgumentError, LaunchArguments
+from ._arguments import LaunchArguments
 from ._child import Child
+from ._failure import ArgumentError
 from ._listener import FailedRank, Interrupted, JobListener, StoppedRanks, to_handle
 from ._meeting import Meeting, meet, not_met
 

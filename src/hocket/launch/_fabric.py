@@ -13,8 +13,7 @@ from typing import Final, NoReturn
 from hocket.cluster import ClusterError, load
 from hocket.fabric import Fabric, FabricError, FabricInputError, Wiring, check, fabrics, wire
 
-from ._arguments import ArgumentError
-from ._failure import LaunchError
+from ._failure import ArgumentError, LaunchError
 
 INSIDE_VARIABLE = "HOCKET_RUN_FABRIC"
 NAMESPACE_VARIABLE = "HOCKET_NETWORK_NAMESPACE"

@@ -16,6 +16,10 @@ _NOTICE_S = 0.25
 _TOGETHER_S = 0.05
 
 
+class ArgumentError(ValueError):
+    """A command line that cannot be carried out; the message says what to change."""
+
+
 class LaunchError(RuntimeError):
     """The launch failed before there were ranks that could fail."""
 

@@ -18,11 +18,11 @@ from hocket.comm import rendezvous
 
 from . import _worker
 from ._aggregator import Aggregators
-from ._arguments import ArgumentError, LaunchArguments, parse_arguments
+from ._arguments import LaunchArguments, parse_arguments
 from ._child import Child
 from ._clean import sweep_abandoned
 from ._console import Output, Terminal, bytes_of, outputs
-from ._failure import JobEnded, LaunchError, RankFailure, describe, has_raised, in_order, read_failure
+from ._failure import ArgumentError, JobEnded, LaunchError, RankFailure, describe, has_raised, in_order, read_failure
 from ._job import PASSED_ON, SAVED, SAVED_MARK, Job
 from ._listener import EndingSignals, FailedRank, Interrupted, JobListener, Streams
 from ._local import run_here
