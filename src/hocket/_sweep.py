@@ -26,18 +26,23 @@ _POLL_S = 0.02
 _KILL_DEADLINE_S = 5.0  # SIGKILL acts at once but for processes in uninterruptible sleep, which nothing can end
 
 
+def stat_of(pid: int) -> list[str]:
+    """Return what the kernel tells of a process, from its state on, see proc(5); nothing if there is none."""
+    try:
+        # A process's name is cut at 15 bytes, also within a letter.
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
 def start_ticks(pid: int) -> int | None:
     """Return when a process started, in clock ticks after boot; None if there is none (or only its zombie).
 
     A process identifier together with its start names one process for as long as the machine runs.
     """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read()
-    except OSError:
-        return None
-    fields = text[text.rindex(b")") + 2 :].split()  # from the third field (state) on; see proc(5)
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    fields = stat_of(pid)
+    return None if not fields or fields[0] in ("Z", "X") else int(fields[19])
 
 
 def variable_of(pid: int, name: str) -> str | None:

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ._sweep import start_ticks, variable_of
+from ._sweep import start_ticks, stat_of, variable_of
 
 _CANDIDATES = 8  # ports at which rank 0 may answer, should other jobs have the first of them
 _FIRST_PORT, _PORTS = 15_000, 15_000  # below those that the kernel hands out
@@ -286,8 +286,7 @@ def _ancestor(variable: str) -> str:
     """Return what names the process that started the tasks of this host: the nearest without the task's variable."""
     pid = os.getpid()
     while pid > 1 and variable_of(pid, variable) is not None:
-        with open(f"/proc/{pid}/stat", errors="replace") as file:
-            pid = int(file.read().rpartition(")")[2].split()[1])
+        pid = int(stat_of(pid)[1])
     return f"{socket.gethostname()}-{pid}-{start_ticks(pid)}"
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from hocket._sweep import job_of
+from hocket._sweep import job_of, stat_of
 from hocket.comm.shm import state_of
 from hocket.launch import _listener, _worker
 from hocket.launch._failure import RankFailure, describe, read_failure
+from hocket.launch._listener import FailedRank
 from hocket.launch._merge import Merger
 from hocket.testing import deadline
 
@@ -354,7 +355,7 @@ def test_a_process_is_known_whose_name_or_job_is_no_text() -> None:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGSTOP)
-        until(lambda: _listener._is_stopped(process.pid))
+        until(lambda: stat_of(process.pid)[:1] == ["T"])
         assert "kill -CONT" in state_of(process.pid)
         assert job_of(process.pid) == "\ufffd"
     finally:
@@ -409,9 +410,9 @@ def test_a_rank_that_its_exception_was_ending_has_failed_by_itself(tmp_path: Pat
     told = tmp_path / "error.json"
     extra = {"py_callstack": "Traceback ...", "timestamp": "7"}
     told.write_text(json.dumps({"message": {"message": "ValueError: no luck", "extraInfo": extra}}))
-    failure = read_failure(0, 0, 11, -15, 9.0, str(told), "")
+    failure = read_failure(FailedRank(0, 0, 11, -15, str(told)), 9.0, "")
     assert (failure.exit_code, failure.signal, failure.error) == (1, None, "ValueError: no luck")
-    assert read_failure(0, 0, 11, -15, 9.0, "", "").exit_code == 143
+    assert read_failure(FailedRank(0, 0, 11, -15, ""), 9.0, "").exit_code == 143
 
 
 @pytest.mark.parametrize(

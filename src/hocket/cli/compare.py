@@ -1,6 +1,6 @@
 """`hocket compare`: two timelines or plans side by side, predicted or measured."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,11 +33,7 @@ def compare(
         if not isinstance(one, Plan) and not isinstance(other, Plan):
             found = side_by_side(one, other)
             if as_json:
-                rows = [
-                    {"kind": row.kind, "name": row.name, "first_s": row.first_s, "second_s": row.second_s}
-                    for row in found.rows
-                ]
-                print_json({"first": found.first, "second": found.second, "error": found.error, "rows": rows})
+                print_json(asdict(found) | {"error": found.error})
                 return
             typer.echo(str(found))
             typer.echo(

@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -20,28 +20,27 @@ if TYPE_CHECKING:
 
 def run(context: typer.Context) -> None:
     """Run a script on several ranks of this host, or of several hosts, as torchrun does."""
-    from hocket.launch import ArgumentError, LaunchError, argument_parser, batch_script, parse_arguments, step_command
-    from hocket.launch import run as carry_out
+    from hocket import launch
 
     try:
         if context.args[:1] in (["-h"], ["--help"]):
-            argument_parser().print_help()
+            launch.argument_parser().print_help()
             return
         with interrupts_kept():  # some flags are read by torch
-            arguments = parse_arguments(context.args, kept=True)
+            arguments = launch.parse_arguments(context.args, kept=True)
         if arguments.kubernetes is not None:
             _write_manifests(arguments)
             return
         step = None
         if not arguments.hosts and arguments.one_host:
             try:
-                step = step_command(context.args, arguments.nproc, os.environ)
+                step = launch.step_command(context.args, arguments.nproc, os.environ)
             except ValueError as error:
-                raise ArgumentError(str(error)) from None
+                raise launch.ArgumentError(str(error)) from None
         if step is not None and arguments.dry_run:
             last = len(step) - len(arguments.arguments)  # what follows is the script's own
             own = [word for word in step[:last] if word != "--dry-run"]
-            typer.echo(batch_script([*own, *step[last:]], os.environ))
+            typer.echo(launch.batch_script([*own, *step[last:]], os.environ))
             return
         if step is not None:
             if not {"HOCKET_SECRET", "HOCKET_SECRET_FILE"} & os.environ.keys():
@@ -51,11 +50,11 @@ def run(context: typer.Context) -> None:
             _show(arguments)
             return
         if arguments.fabric is not None and arguments.placement is None:
-            _enter_fabric(arguments, context.args)
-        result = carry_out(arguments)
-    except ArgumentError as error:
+            launch.enter_fabric(arguments.fabric, arguments.nproc, context.args)
+        result = launch.run(arguments)
+    except launch.ArgumentError as error:
         bad_input("run", error)
-    except LaunchError as error:
+    except launch.LaunchError as error:
         typer.echo(f"hocket run: {error}", err=True)
         raise typer.Exit(1) from None
     if arguments.as_json:
@@ -72,16 +71,6 @@ def _write_manifests(arguments: "LaunchArguments") -> None:
         raise ArgumentError(f"--kubernetes {arguments.kubernetes}: {error.strerror}") from None
     typer.echo(f"with Kubeflow Trainer: kubectl apply -f {trainer}")
     typer.echo(f"with JobSet alone:     kubectl apply -f {job_set}")
-
-
-def _enter_fabric(arguments: "LaunchArguments", words: list[str]) -> NoReturn:
-    from hocket.launch import ArgumentError, PlacementError, enter_fabric
-
-    assert arguments.fabric is not None
-    try:
-        enter_fabric(arguments.fabric, arguments.nproc, words)
-    except PlacementError as error:
-        raise ArgumentError(str(error)) from None
 
 
 def _show(arguments: "LaunchArguments") -> None:

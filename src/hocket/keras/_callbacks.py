@@ -19,12 +19,8 @@ class Follow(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
         super().__init__()
         self._world = world
         self._broadcast = broadcast
-        self._after_batches = False
+        self.after_batches = False  # whether ranks follow around every batch, not only where epochs begin and end
         self.watched: list[Callback] = []  # on rank 0, the callbacks that no other rank runs
-
-    def set_after_batches(self) -> None:
-        """Make ranks follow after every batch, not only where epochs begin and end."""
-        self._after_batches = True
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Take over what rank 0 has loaded, say."""
@@ -38,7 +34,6 @@ class Follow(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
         self._follow()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """See class."""
         self._broadcast.send_state()
         self._follow()
 
@@ -53,14 +48,10 @@ class Follow(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
             self._broadcast.align()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """See class."""
-        if self._after_batches:
+        if self.after_batches:
             self._follow()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """See class."""
-        if self._after_batches:
-            self._follow()
+    on_train_batch_end = on_train_batch_begin
 
     def _follow(self) -> None:
         model = self.model
@@ -114,11 +105,9 @@ class CollectOptimizerState(keras.callbacks.Callback):  # type: ignore[misc]
         self._collect = collect
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """See class."""
         self._collect()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """See class."""
         self._collect()
 
 
@@ -168,7 +157,7 @@ def placed(
         here.append(resume)
     if follow is not None and world.size > 1:
         if any(item.may_meddle and _works_on_batches(item.callback) for item in wrapped):
-            follow.set_after_batches()
+            follow.after_batches = True
         here.append(follow)
     return here
 

@@ -116,20 +116,16 @@ class SharedData(_private.DataAdapter):  # type: ignore[misc]  # Keras carries n
 
     @property
     def has_partial_batch(self) -> Any:
-        """As Keras' adapter."""
         return self._inner.has_partial_batch
 
     @property
     def partial_batch_size(self) -> Any:
-        """As Keras' adapter."""
         return self._inner.partial_batch_size
 
     def on_epoch_begin(self) -> None:
-        """As Keras' adapter."""
         self._inner.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """As Keras' adapter."""
         self._inner.on_epoch_end()
 
 

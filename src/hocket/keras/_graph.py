@@ -1,7 +1,7 @@
 """A functional Keras model as a row of steps: its operations in the order in which Keras runs them."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -142,7 +142,6 @@ class Graph:
 
         `observe` is told the number of a step, its seconds, and what it made.
         """
-        kept = [(v.value.data, v.value.detach().clone()) for v in self.model.non_trainable_variables]
         gpus = sorted({v.value.device for v in self.model.variables if v.value.is_cuda}, key=str)
         values = dict(zip(self.inputs, inputs, strict=True))
 
@@ -151,17 +150,28 @@ class Graph:
                 torch.cuda.synchronize(gpu)
             return time.perf_counter()
 
-        try:
-            with torch.random.fork_rng(devices=gpus), torch.no_grad(), self.call(training):
-                for number, step in enumerate(self.steps):
-                    begin_s = now_s()
-                    made = step.run(values, training)
-                    observe(number, now_s() - begin_s, made)
-                    values.update(zip(step.makes, made, strict=True))
-        finally:
-            for value, before in kept:
-                value.copy_(before)
-            self.model._clear_losses()
+        with put_back(self.model.non_trainable_variables), torch.random.fork_rng(devices=gpus), torch.no_grad():
+            try:
+                with self.call(training):
+                    for number, step in enumerate(self.steps):
+                        begin_s = now_s()
+                        made = step.run(values, training)
+                        observe(number, now_s() - begin_s, made)
+                        values.update(zip(step.makes, made, strict=True))
+            finally:
+                self.model._clear_losses()
+
+
+@contextmanager
+def put_back(variables: Iterable[Any]) -> Iterator[None]:
+    """Open a block after which variables of a model have the values of before."""
+    before = [(v.value.data, v.value.detach().clone()) for v in variables if v.dtype != "string"]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for value, copy in before:
+                value.copy_(copy)
 
 
 def functional_of(model: Any) -> Any:

@@ -13,6 +13,7 @@ from hocket.parallel.data import look_apart
 from hocket.parallel.mesh import World
 
 from . import _metrics, _private, _random
+from ._graph import put_back
 from ._stage import mask_of
 
 FEW = 8
@@ -148,7 +149,6 @@ class _ModelProbe(torch.nn.Module):
             drawn = look.shapes[len(places)] = []
             numbers = _random.calm(drawn.append, look.draws.add)
         kept = [*model.non_trainable_variables, *model.metrics_variables]
-        before = [(v.value.data, v.value.detach().clone()) for v in kept if v.dtype != "string"]
         metrics = _metrics.other_metrics(model)
         summed = [v for metric in metrics for v in metric.variables if v.dtype != "string"]
         with ExitStack() as stack:
@@ -157,26 +157,22 @@ class _ModelProbe(torch.nn.Module):
             stack.enter_context(in_single_precision(model))
             for metric in metrics:
                 stack.enter_context(_metrics.by_samples(metric, lambda: part))
-            try:
-                for variable in summed:
-                    variable.value.detach().zero_()
-                if look.step is not None:
-                    y_pred = _private.tree.map_structure(as_tensor, look.step(x))
-                else:
-                    y_pred = model(x, training=training) if model._call_has_training_arg else model(x)
-                made = tensors_in(y_pred)
-                if not look.shares:
-                    look.kept[len(places)] = kept_by(model)
-                    look.summed[part.begin, part.end] = {v.path: v.value.detach().double().clone() for v in summed}
-                look.masked = any(mask_of(one) is not None for one in made)
-                losses = [loss for loss in model.losses if isinstance(loss, torch.Tensor)]
-                own = []
-                if self._own_loss:
-                    own = [model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)]
-            finally:
-                with torch.no_grad():
-                    for value, copy in before:
-                        value.copy_(copy)
+            stack.enter_context(put_back(kept))
+            for variable in summed:
+                variable.value.detach().zero_()
+            if look.step is not None:
+                y_pred = _private.tree.map_structure(as_tensor, look.step(x))
+            else:
+                y_pred = model(x, training=training) if model._call_has_training_arg else model(x)
+            made = tensors_in(y_pred)
+            if not look.shares:
+                look.kept[len(places)] = kept_by(model)
+                look.summed[part.begin, part.end] = {v.path: v.value.detach().double().clone() for v in summed}
+            look.masked = any(mask_of(one) is not None for one in made)
+            losses = [loss for loss in model.losses if isinstance(loss, torch.Tensor)]
+            own = []
+            if self._own_loss:
+                own = [model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)]
         look.counts = len(made), len(losses)  # here, as what this module keeps is put back
         # Without a graph, by which masked parts would be weighted: ranks' losses count by their samples.
         return [*made, *(one.detach().requires_grad_() for one in (*losses, *own))]

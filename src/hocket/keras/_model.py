@@ -244,9 +244,8 @@ class Model:
             (x, y, sample_weight), validation_data = _private.train_validation_split(
                 (x, y, sample_weight), validation_split=validation_split
             )
-        training = self._shared(
-            "x", x, y, sample_weight, batch_size, steps_per_epoch, shuffle=shuffle, class_weight=class_weight
-        )
+        more = {"shuffle": shuffle, "class_weight": class_weight}
+        training = self._shared("x", x, y, sample_weight, batch_size, steps_per_epoch, **more)
         if validation_data is not None:
             val_x, val_y, val_weight = _private.unpack_x_y_sample_weight(validation_data)
             _arguments.check_data(val_x, self._data_world.size, "validation_data")
@@ -400,28 +399,12 @@ class Model:
         return self._shared("x", x, y, sample_weight, batch_size, steps)
 
     def _shared(
-        self,
-        what: str,
-        x: Any,
-        y: Any,
-        sample_weight: Any,
-        batch_size: Any,
-        steps: Any,
-        *,
-        shuffle: Any = False,
-        class_weight: Any = None,
+        self, what: str, x: Any, y: Any, sample_weight: Any, batch_size: Any, steps_per_epoch: Any, **more: Any
     ) -> Any:
         _arguments.check_stateless(self.model, self._steps._parts)
-        arguments = {
-            "x": x,
-            "y": y,
-            "sample_weight": sample_weight,
-            "batch_size": batch_size,
-            "steps_per_epoch": steps,
-            "shuffle": shuffle,
-            "class_weight": class_weight,
-        }
-        return shared(arguments, self._data_world, self._steps.note, what=what, everyone=self.world)
+        given = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": batch_size}
+        given |= {"steps_per_epoch": steps_per_epoch, "shuffle": False, "class_weight": None, **more}
+        return shared(given, self._data_world, self._steps.note, what=what, everyone=self.world)
 
     def _placed(self, callbacks: Any, *, training: bool) -> list[Any]:
         broadcast = self._broadcast

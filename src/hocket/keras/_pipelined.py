@@ -96,12 +96,9 @@ class PipelinedSteps(Steps):
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def _train(self, plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        return self._together(plain, "train")
+        return self._counted(plain, "train")
 
     def _counted(self, plain: Callable[[Any], Any], phase: str) -> Callable[[Any], Any]:
-        return self._together(plain, phase)
-
-    def _together(self, plain: Callable[[Any], Any], phase: str) -> Callable[[Any], Any]:
         def step(data: Any) -> Any:
             self._look(data[0], phase)
             with self._taking() as share:

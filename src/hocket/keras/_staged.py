@@ -80,12 +80,10 @@ class StagedStateBroadcast(StateBroadcast):
             self.zero_optimizer = StagedOptimizer(optimizer, variables, self._mesh, owners)
 
     def align(self) -> None:
-        """See StateBroadcast."""
         self.gather()
         super().align()
 
     def send_state(self) -> None:
-        """See StateBroadcast."""
         self.gather()
         super().send_state()
 

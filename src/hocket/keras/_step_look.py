@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from hocket.comm import torch_adapter
 from hocket.parallel.batches import BatchShard, Cutter, mapped, samples_in, tensors_in, undisturbed
 
 from . import _metrics, _private, _random
+from ._graph import put_back
 from ._look import FEW, by_moving_averages, in_single_precision, kept_by, kept_of_data, unlike
 
 _ROUNDING = {torch.float64: 1e-4, torch.float32: 2e-3}
@@ -87,7 +89,8 @@ class StepLook:
             if shapes.learn(self._runs):
                 self.draws.add(_random.OTHER_AXIS)
             told = self.wrong or self.untold or self.unknown or self.draws or not any(self._runs.values())
-            if not told and any(self._difference(self._of_whole_batch, whole_loss=self.whole_loss)):
+            shared = partial(_random.of_whole_batch, lambda: self._share, shapes)
+            if not told and any(self._difference(shared, whole_loss=self.whole_loss)):
                 self.draws.add(_random.MIXED)
         except _Refused as refused:
             self.wrong = str(refused)
@@ -126,7 +129,7 @@ class StepLook:
         again, _, retold = self._run(numbers, whole_loss, 0, samples, batch, seed=int(numbers == self._calm))
         if not batch and self._step == "train_step":
             raise _Refused("it calls no backward()")
-        if self._off(batch, again) or self._unlike(_only(told, self._summed), [retold]):
+        if self._off(batch, again) or self._unlike({v.path: told[v.path] for v in self._summed}, [retold]):
             self.unknown = "it draws random numbers in another way than by keras.random"
             return "", ""
         parts = [(0, cut), (cut, samples)]
@@ -190,10 +193,10 @@ class StepLook:
                 for value, gradient in zip(values, given[len(found) - 1], strict=True):
                     value.grad = None if gradient is None else gradient.clone()
 
-        kept = {id(v): v for v in [*model.variables, *model.metrics_variables] if v.dtype != "string"}
+        kept = {id(v): v for v in [*model.variables, *model.metrics_variables]}
         with ExitStack() as stack:
             stack.enter_context(undisturbed([model]))
-            stack.enter_context(_put_back(kept.values()))
+            stack.enter_context(put_back(kept.values()))
             stack.enter_context(torch_adapter.without_collectives())
             stack.enter_context(numbers())
             stack.enter_context(by_moving_averages(model))
@@ -237,9 +240,6 @@ class StepLook:
         drawn = self._runs[self._share.samples] = []
         return _random.calm(drawn.append, self.draws.add)
 
-    def _of_whole_batch(self) -> Any:
-        return _random.of_whole_batch(lambda: self._share, self._shapes)
-
     def _compute_loss(self, plain: Callable[..., Any], whole_loss: bool) -> Callable[..., Any]:
         """Put a mean over samples in the place of a loss that is computed of all ranks' outputs."""
 
@@ -258,10 +258,6 @@ class _Refused(Exception):
 
 class _Untold(Exception):
     pass
-
-
-def _only(told: dict[str, torch.Tensor], variables: list[Any]) -> dict[str, torch.Tensor]:
-    return {variable.path: told[variable.path] for variable in variables}
 
 
 def _combined(
@@ -290,17 +286,6 @@ def backwards(change: Callable[[Callable[[Any], None], Any], Any]) -> Iterator[N
         yield
     finally:
         torch.autograd.backward = plain
-
-
-@contextmanager
-def _put_back(variables: Any) -> Iterator[None]:
-    before = [(v.value.data, v.value.detach().clone()) for v in variables]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for value, copy in before:
-                value.copy_(copy)
 
 
 @contextmanager

@@ -61,10 +61,6 @@ class ZeroOptimizer:
                 )
         return True
 
-    def nbytes(self) -> int:
-        """Return bytes of the state that this rank keeps."""
-        return sum(v.value.numel() * v.value.element_size() for v in self.optimizer.variables)
-
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def _install(self) -> None:

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from hocket._lazy import lazy
 
 if TYPE_CHECKING:
-    from ._arguments import ArgumentError, LaunchArguments, argument_parser, parse_arguments
+    from ._arguments import LaunchArguments, argument_parser, parse_arguments
     from ._clean import Leftover, leftovers, remove_leftover
     from ._doctor import Diagnosis, examine
     from ._fabric import PlacementError, enter_fabric
-    from ._failure import LaunchError, RankFailure
+    from ._failure import ArgumentError, LaunchError, RankFailure
     from ._hosts import read_hosts
     from ._kubernetes import write_manifests
     from ._launch import LaunchResult, dry_run, launch, run, threads_of_rank
@@ -26,12 +26,12 @@ __all__ = [
 __getattr__ = lazy(  # launching several hosts imports torch; `hocket clean` and ranks of this host need not
     __name__,
     {
-        "_arguments": "ArgumentError LaunchArguments argument_parser parse_arguments",
+        "_arguments": "LaunchArguments argument_parser parse_arguments",
         "_doctor": "Diagnosis examine",
         "_launch": "LaunchResult dry_run launch run threads_of_rank",
         "_clean": "Leftover leftovers remove_leftover",
         "_fabric": "PlacementError enter_fabric",
-        "_failure": "LaunchError RankFailure",
+        "_failure": "ArgumentError LaunchError RankFailure",
         "_slurm": "batch_script step_command",
         "_ssh": "examine_hosts",
         "_hosts": "read_hosts",

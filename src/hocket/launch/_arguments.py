@@ -9,7 +9,7 @@ import re
 import shlex
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -18,6 +18,7 @@ from hocket._limits import usable_cores
 from hocket._tasks import described
 from hocket.comm import timeout_setting
 
+from ._failure import ArgumentError
 from ._run_directory import NOWHERE, RUN_VARIABLE, default_run_directory
 from ._slurm import become_node, ranks_of_node
 
@@ -29,8 +30,13 @@ _NO_FILE = "{}: a script from a pipe can be read by one rank only; write it to a
 GRACE_S = 10  # for ranks to end by themselves when the job is interrupted or another rank has failed
 
 
-class ArgumentError(ValueError):
-    """A command line that cannot be carried out; the message says what to change."""
+@contextlib.contextmanager
+def _refused() -> Iterator[None]:
+    """Open a block whose ValueError is an ArgumentError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ArgumentError(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -282,10 +288,8 @@ def parse_arguments(argv: Sequence[str], *, kept: bool = False) -> LaunchArgumen
         flags.run_dir, flags.no_run_dir = None, True
     counted = given.np is not None or "PET_NPROC_PER_NODE" in os.environ
     arguments = _complete(flags, target[0], tuple(target[1:]), counted=counted)
-    try:
+    with _refused():
         _ = arguments.operation_timeout_s
-    except ValueError as error:
-        raise ArgumentError(str(error)) from None
     run_dir = flags.run_dir or (default_run_directory(target[0], os.environ) if kept and not flags.no_run_dir else None)
     return replace(
         arguments,
@@ -349,10 +353,8 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
             "to all with -x HOCKET_AGGREGATOR=HOST:PORT -x HOCKET_AGGREGATOR_TOKEN_FILE=FILE"
         )
     if not counted and flags.hosts is None and flags.hostfile is None:
-        try:
+        with _refused():
             flags.nproc_per_node = str(ranks_of_node(os.environ) or flags.nproc_per_node)
-        except ValueError as error:
-            raise ArgumentError(str(error)) from None
     ranks_of_pod = str(flags.nproc_per_node)
     nproc = _nproc(ranks_of_pod)
     if flags.kubernetes is not None and (flags.hosts, flags.hostfile, flags.fabric) != (None, None, None):
@@ -390,10 +392,8 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
         raise ArgumentError("--fabric emulates all hosts on this one; leave out --nnodes")
     if not hosts:
         if found.one_host and flags.fabric is None and not flags.dry_run:
-            try:
+            with _refused():
                 become_node(flags)
-            except ValueError as error:
-                raise ArgumentError(str(error)) from None
         _choose_rendezvous(found)
     return found
 
@@ -406,10 +406,8 @@ def _hosts(flags: argparse.Namespace, nproc: int) -> Mapping[str, int]:
 
     if str(flags.nnodes) not in ("1", "1:1") or flags.fabric is not None or flags.aggregate:
         raise ArgumentError("--hosts and --hostfile say where all ranks are; leave out --nnodes, --fabric, --aggregate")
-    try:
+    with _refused():
         return read_hosts(flags.hosts, flags.hostfile, nproc)
-    except ValueError as error:
-        raise ArgumentError(str(error)) from None
 
 
 def _check_script(target: str) -> None:

@@ -2,8 +2,9 @@
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from subprocess import Popen
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -11,9 +12,12 @@ class Child:
     """A rank as a process: a child of ours that leads a process group."""
 
     rank: int  # its number among all ranks
-    pid: int  # its process
-    # asks for its status (minus the signal that ended it), once another thread has taken that from the kernel
-    reaped_status: Callable[[], int | None]
+    process: Popen[Any]  # whose `returncode` tells its status once another thread has taken that from the kernel
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self.process.pid
 
     def status(self, *, patient: bool = True) -> int | None:
         """Return a child's status, or minus its signal, and leave it for whoever waits; None if it has not ended."""
@@ -21,7 +25,7 @@ class Child:
             try:
                 state = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
-                status = self.reaped_status()
+                status = self.process.returncode
             else:
                 status = None
                 if state is not None:

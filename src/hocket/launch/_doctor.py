@@ -67,9 +67,8 @@ def _torch() -> Diagnosis:
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     found = f"torch {torch.__version__} ({build}), {torch.get_num_threads()} threads"
     if not torch.distributed.is_available():
-        return Diagnosis(
-            "torch", "error", f"{found}, built without distributed", "install a build of torch that has it"
-        )
+        remedy = "install a build of torch that has it"
+        return Diagnosis("torch", "error", f"{found}, built without distributed", remedy)
     return Diagnosis("torch", "ok", found)
 
 
@@ -89,19 +88,11 @@ def _cores() -> Diagnosis:
     found = f"{usable} usable of {present}, load {os.getloadavg()[0]:.1f}"
     quota = quota_cores()
     if quota is not None and quota < usable:
-        return Diagnosis(
-            "cores",
-            "warning",
-            f"{found}, but a quota of {quota:.1f}",
-            f"start at most {max(1, int(quota))} CPU ranks, or raise the container's CPU limit",
-        )
+        remedy = f"start at most {max(1, int(quota))} CPU ranks, or raise the container's CPU limit"
+        return Diagnosis("cores", "warning", f"{found}, but a quota of {quota:.1f}", remedy)
     if os.getloadavg()[0] > usable:
-        return Diagnosis(
-            "cores",
-            "warning",
-            f"{found}: other processes use them",
-            "end what is not needed, or expect slow training and times that vary",
-        )
+        remedy = "end what is not needed, or expect slow training and times that vary"
+        return Diagnosis("cores", "warning", f"{found}: other processes use them", remedy)
     return Diagnosis("cores", "ok", found)
 
 
@@ -143,12 +134,8 @@ def _shared_memory() -> Diagnosis:
             reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
     finally:
         os.close(fd)
-    return Diagnosis(
-        "shared memory",
-        "error",
-        f"another process cannot open {path}: {reason}",
-        "allow it: mount /proc without hidepid, and run all ranks as one user in one container",
-    )
+    remedy = "allow it: mount /proc without hidepid, and run all ranks as one user in one container"
+    return Diagnosis("shared memory", "error", f"another process cannot open {path}: {reason}", remedy)
 
 
 def _dev_shm() -> Diagnosis:
@@ -165,12 +152,8 @@ def _host_name() -> Diagnosis:
     try:
         addresses = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None)})
     except OSError as error:
-        return Diagnosis(
-            "host name",
-            "warning",
-            f"{name} does not resolve ({error.strerror})",
-            f'add "127.0.0.1 {name}" to /etc/hosts; one host works without, several do not',
-        )
+        remedy = f'add "127.0.0.1 {name}" to /etc/hosts; one host works without, several do not'
+        return Diagnosis("host name", "warning", f"{name} does not resolve ({error.strerror})", remedy)
     return Diagnosis("host name", "ok", f"{name} is {', '.join(addresses)}")
 
 
@@ -211,9 +194,8 @@ def _gpu() -> Diagnosis:
         return Diagnosis("GPU", "ok", ", ".join(names))
     if any(Path("/dev").glob("nvidia[0-9]*")):  # a container may have been given another than the first
         if torch.version.cuda is None:
-            return Diagnosis(
-                "GPU", "warning", "there is one, but torch is the CPU build", "install the CUDA build of torch"
-            )
+            found, remedy = "there is one, but torch is the CPU build", "install the CUDA build of torch"
+            return Diagnosis("GPU", "warning", found, remedy)
         return Diagnosis("GPU", "warning", "there is one, but torch cannot use it", "update the driver; see nvidia-smi")
     return Diagnosis("GPU", "ok", "none; ranks run on the CPU")
 

@@ -12,7 +12,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,9 +24,11 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args
 
-from ._arguments import ArgumentError, LaunchArguments
+from ._arguments import LaunchArguments
+from ._child import Child
+from ._failure import ArgumentError
 from ._job import PASSED_ON, blocked
-from ._listener import FailedRank, Interrupted, JobListener, StartedRank, StoppedRanks, to_handle
+from ._listener import FailedRank, Interrupted, JobListener, StoppedRanks, to_handle
 from ._meeting import Meeting, meet, not_met
 
 _LOOK_S = 0.1
@@ -192,15 +193,8 @@ class _Agent(LocalElasticAgent):
         with blocked([PASSED_ON]):  # a rank lets it come once it would not end by it
             started: dict[int, Any] = super()._start_workers(worker_group)
         context: Any = self._pcontext
-        ranks = [
-            StartedRank(
-                worker.global_rank,
-                worker.local_rank,
-                started[worker.local_rank],
-                partial(getattr, context.subprocess_handlers[worker.local_rank].proc, "returncode"),
-            )
-            for worker in worker_group.workers
-        ]
+        processes = {number: handler.proc for number, handler in context.subprocess_handlers.items()}
+        ranks = [Child(one.global_rank, processes[one.local_rank]) for one in worker_group.workers]
         self._listener.started(worker_group.spec.max_restarts - self._remaining_restarts, ranks)
         return started
 
@@ -211,15 +205,8 @@ class _Agent(LocalElasticAgent):
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED:
             failures = [
-                FailedRank(
-                    rank,
-                    failure.local_rank,
-                    failure.pid,
-                    failure.exitcode,
-                    failure.error_file,
-                    failure.pid in self._stopped.pids,
-                )
-                for rank, failure in result.failures.items()
+                FailedRank(rank, one.local_rank, one.pid, one.exitcode, one.error_file, one.pid in self._stopped.pids)
+                for rank, one in result.failures.items()
             ]
             self._listener.failed(failures, self._remaining_restarts)
         return result

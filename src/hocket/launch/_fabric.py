@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 from hocket.cluster import ClusterError, load
 from hocket.fabric import Fabric, FabricError, FabricInputError, Wiring, check, fabrics, wire
 
-from ._failure import LaunchError
+from ._failure import ArgumentError, LaunchError
 
 INSIDE_VARIABLE = "HOCKET_RUN_FABRIC"
 NAMESPACE_VARIABLE = "HOCKET_NETWORK_NAMESPACE"
@@ -22,7 +22,7 @@ NAMESPACE_VARIABLE = "HOCKET_NETWORK_NAMESPACE"
 _MOST_SHARDS: Final = 4
 
 
-class PlacementError(ValueError):
+class PlacementError(ArgumentError):
     """The fabric that was asked for cannot be used; the message says what to change."""
 
 

@@ -7,11 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ._listener import FailedRank
+
 # A rank that dies without a word is noticed a little after it has died, by a thread that has to be scheduled first;
 # its peers may have complained about it by then. A failure that comes by chance within this time is rare.
 _NOTICE_S = 0.25
 # Two ends within this time may be noticed in either order.
 _TOGETHER_S = 0.05
+
+
+class ArgumentError(ValueError):
+    """A command line that cannot be carried out; the message says what to change."""
 
 
 class LaunchError(RuntimeError):
@@ -72,23 +78,9 @@ class _Recorded:
     culprits: tuple[int, ...] = ()
 
 
-def read_failure(
-    rank: int,
-    local_rank: int,
-    pid: int,
-    status: int,
-    ended_s: float,
-    error_file: str,
-    fault_file: str,
-    *,
-    stopped: bool = False,
-) -> RankFailure:
-    """Return what is known about a rank that has ended badly.
-
-    `status` is its exit status, or minus the number of the signal that ended it. In `error_file` an exception was
-    recorded, if any was, and to `fault_file` a crash wrote the Python stack, if it could.
-    """
-    recorded = _read_error_file(error_file)
+def read_failure(failed: FailedRank, ended_s: float, fault_file: str) -> RankFailure:
+    """Return what is known of a rank that has ended badly; a crash wrote the stack to `fault_file`, if it could."""
+    recorded, status = _read_error_file(failed.error_file), failed.status
     trace = recorded.traceback
     if recorded.error and status == -signal.SIGTERM:
         status = 1  # its exception was ending it already when we ended all, which another rank's end had us do
@@ -99,8 +91,9 @@ def read_failure(
     failed_s = recorded.time_s if recorded.time_s is not None else ended_s - _NOTICE_S
     code = 128 - status if status < 0 else status
     return RankFailure(
-        rank, local_rank, pid, code, name, failed_s, ended_s, recorded.error, trace, False, stopped, recorded.culprits
-    )
+        failed.rank, failed.local_rank, failed.pid, code, name, failed_s, ended_s, recorded.error, trace,
+        stopped=failed.stopped, culprits=recorded.culprits,
+    )  # fmt: skip
 
 
 def in_order(failures: Sequence[RankFailure], grace_s: float) -> tuple[RankFailure, ...]:

@@ -18,13 +18,13 @@ from hocket.comm import rendezvous
 
 from . import _worker
 from ._aggregator import Aggregators
-from ._arguments import ArgumentError, LaunchArguments, parse_arguments
+from ._arguments import LaunchArguments, parse_arguments
 from ._child import Child
 from ._clean import sweep_abandoned
 from ._console import Output, Terminal, bytes_of, outputs
-from ._failure import JobEnded, LaunchError, RankFailure, describe, has_raised, in_order, read_failure
+from ._failure import ArgumentError, JobEnded, LaunchError, RankFailure, describe, has_raised, in_order, read_failure
 from ._job import PASSED_ON, SAVED, SAVED_MARK, Job
-from ._listener import EndingSignals, FailedRank, Interrupted, JobListener, StartedRank, Streams
+from ._listener import EndingSignals, FailedRank, Interrupted, JobListener, Streams
 from ._local import run_here
 from ._merge import Merger, RankStream
 from ._run_directory import RUN_VARIABLE, LaunchDirectory, worth_saying
@@ -253,12 +253,9 @@ def _emulated_hosts(arguments: LaunchArguments) -> list[str] | None:
     """Return the host of every rank in the fabric that was asked for."""
     if arguments.fabric is None:
         return None
-    from ._fabric import PlacementError, planned
+    from ._fabric import planned
 
-    try:
-        return list(planned(arguments.fabric, arguments.nproc))
-    except PlacementError as error:
-        raise ArgumentError(str(error)) from None
+    return list(planned(arguments.fabric, arguments.nproc))
 
 
 def threads_of_rank(ranks: int) -> int | None:
@@ -404,7 +401,8 @@ class _RunningJob(JobListener):
             stream = RankStream(output, output.rank_prefix(text, rank))
             if tee is not None:
                 stream.logs.append(self._merger.log_file(io.FileIO(tee, "a")))
-                stream.needles = self._needles(name)
+                filters = getattr(self._arguments.flags, f"duplicate_{name}_filters")
+                stream.needles = tuple(map(os.fsencode, filters))
                 stream.matches = self._merger.log_file(io.FileIO(matches, "a")) if stream.needles else None
             if self._directory is not None:
                 file = self._directory.open(f"rank-{rank}.{name.removeprefix('std')}")
@@ -425,15 +423,11 @@ class _RunningJob(JobListener):
             return Template(template).safe_substitute(role_name=flags.role, rank=rank, local_rank=local_rank)
         return f"[{rank:{len(str(world - 1))}}] " if world > 1 else ""
 
-    def _needles(self, name: str) -> tuple[bytes, ...]:
-        words: list[str] = getattr(self._arguments.flags, f"duplicate_{name}_filters")
-        return tuple(os.fsencode(word) for word in words)
-
-    def started(self, attempt: int, ranks: list[StartedRank]) -> None:
+    def started(self, attempt: int, ranks: list[Child]) -> None:
         self.restarts = attempt
         self.failures, self._raised = (), {}
         self._began_s = time.time()
-        self._children = [Child(rank.rank, rank.pid, rank.reaped_status) for rank in ranks]
+        self._children = ranks
         for child in self._children:
             self._job.add_rank(child.pid)
         self._merger.close_ends()
@@ -500,22 +494,9 @@ class _RunningJob(JobListener):
     def failed(self, failures: list[FailedRank], restarts_left: int) -> None:
         self._merger.settle()
         ended_s = dict(self._merger.ended_s)
-        self.failures = in_order(
-            [
-                read_failure(
-                    failure.rank,
-                    failure.local_rank,
-                    failure.pid,
-                    failure.status,
-                    ended_s.get(failure.rank, time.time()),
-                    failure.error_file,
-                    os.path.join(self._job.directory, f"fault-{failure.pid}"),
-                    stopped=failure.stopped,
-                )
-                for failure in failures
-            ],
-            self._arguments.grace_s,
-        )
+        faults = os.path.join(self._job.directory, "fault-")
+        read = [read_failure(one, ended_s.get(one.rank, time.time()), f"{faults}{one.pid}") for one in failures]
+        self.failures = in_order(read, self._arguments.grace_s)
         if restarts_left > 0:
             self._describe(self.failures)
             allowed = self._arguments.flags.max_restarts

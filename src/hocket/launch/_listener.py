@@ -10,9 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from subprocess import Popen
 from typing import Any, Protocol
+
+from hocket._sweep import stat_of
+
+from ._child import Child
 
 _LOOK_S = 1.0  # between two looks for stopped ranks
 _COMPLAIN_S = 5.0  # for ranks that wait for a stopped one to say so themselves: they know the operation
@@ -31,16 +34,6 @@ class Streams(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class StartedRank:
-    """A rank that has just been started; `reaped_status` gives its status once the agent has taken it."""
-
-    rank: int
-    local_rank: int
-    pid: int
-    reaped_status: Callable[[], int | None]
-
-
-@dataclass(frozen=True, slots=True)
 class FailedRank:
     """A rank that has ended badly, as elastic tells it; a negative status is a signal's number."""
 
@@ -48,7 +41,7 @@ class FailedRank:
     local_rank: int
     pid: int
     status: int
-    error_file: str
+    error_file: str  # where an exception was recorded, if any was
     stopped: bool = False  # whether it was stopped (SIGSTOP) when another failed, or was ended because of that
 
 
@@ -60,7 +53,7 @@ class JobListener(ABC):
         """Before the ranks start: say where each prints, and add to its environment, by local rank."""
 
     @abstractmethod
-    def started(self, attempt: int, ranks: list[StartedRank]) -> None:
+    def started(self, attempt: int, ranks: list[Child]) -> None:
         """Learn that all ranks of an attempt have been started; the first attempt is 0."""
 
     @abstractmethod
@@ -106,7 +99,7 @@ class StoppedRanks:
         # What passes while the launcher is itself stopped, as a scheduler does with a whole job, does not count.
         passed_s = min(time.monotonic() - self._looked_s, 2 * _LOOK_S)
         self._looked_s = time.monotonic()
-        stopped = {process.pid for process in processes if process.poll() is None and _is_stopped(process.pid)}
+        stopped = {process.pid for process in processes if process.poll() is None and stat_of(process.pid)[:1] == ["T"]}
         self._stopped_s = {pid: self._stopped_s.get(pid, -passed_s) + passed_s for pid in stopped}
         for pid in stopped:
             if failed or self._stopped_s[pid] > self._allowed_s:
@@ -114,14 +107,6 @@ class StoppedRanks:
                 with contextlib.suppress(ProcessLookupError):  # SIGTERM reaches a stopped process when it goes on
                     os.kill(pid, signal.SIGTERM)
                     os.kill(pid, signal.SIGCONT)
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        # A process's name is cut at 15 bytes, also within a letter.
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
-    except (OSError, IndexError):
-        return False
 
 
 def to_handle(names: str) -> list[str]:

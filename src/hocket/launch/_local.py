@@ -12,16 +12,17 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import starmap
 from types import FrameType
 
 from hocket.comm import rendezvous
 
 from ._arguments import LaunchArguments
+from ._child import Child
 from ._facts import free_port
 from ._failure import LaunchError
 from ._job import PASSED_ON, blocked
-from ._listener import FailedRank, Interrupted, JobListener, StartedRank, StoppedRanks, to_handle
+from ._listener import FailedRank, Interrupted, JobListener, StoppedRanks, to_handle
 
 _INTERVAL_S = 0.1  # torchrun's --monitor-interval
 
@@ -61,8 +62,7 @@ def run_here(arguments: LaunchArguments, command: list[str], directory: str, lis
                     processes.append(_start(command, environment, (streams.stdouts[rank], streams.stderrs[rank])))
                 except OSError as error:
                     raise LaunchError(f"rank {rank} of {len(environments)} cannot be started: {error}") from None
-        pids = enumerate(processes)
-        listener.started(0, [StartedRank(k, k, p.pid, partial(getattr, p, "returncode")) for k, p in pids])
+        listener.started(0, list(starmap(Child, enumerate(processes))))
         while not any(statuses := [process.poll() for process in processes]) and None in statuses:
             time.sleep(_INTERVAL_S)
             listener.check()

@@ -25,9 +25,8 @@ from torch.distributed.launcher.api import LaunchConfig
 from hocket.comm import rendezvous, torch_adapter
 from hocket.comm.secret_store import SecretStore, StoreServer
 
-from ._arguments import ArgumentError
 from ._facts import free_port
-from ._failure import LaunchError
+from ._failure import ArgumentError, LaunchError
 
 _PORT = 29400  # torchrun's for c10d
 _C10D_S, _STATIC_S = 60.0, 600.0  # torchrun's time-outs for who looks for the store

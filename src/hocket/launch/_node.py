@@ -117,8 +117,8 @@ def main() -> None:
         server.close()
     threading.Thread(target=lifeline.follow, name="hocket-lifeline", daemon=True).start()
     os.environ.setdefault("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", order["prefix"])
-    from ._arguments import ArgumentError, parse_arguments
-    from ._failure import LaunchError
+    from ._arguments import parse_arguments
+    from ._failure import ArgumentError, LaunchError
     from ._launch import run
 
     try:

@@ -16,7 +16,6 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, BinaryIO
 
 from hocket.comm import rendezvous
@@ -184,10 +183,7 @@ def run_on_hosts(
                 merger.adopt(host.process.stdout.fileno(), RankStream(out, b""))
             merger.close_ends()
             started = True
-            merger.watch(
-                Child(index, host.process.pid, partial(getattr, host.process, "returncode"))
-                for index, host in enumerate(hosts)
-            )
+            merger.watch(Child(index, host.process) for index, host in enumerate(hosts))
             return _follow(arguments, hosts, merger, signals, deadline_s, say)
         except JobEnded as given_up:
             say(f"{given_up.outcome} before all hosts were reached, exit status {given_up.exit_code}")

@@ -24,7 +24,7 @@ import sys
 import time
 import traceback
 from multiprocessing.process import current_process
-from types import CodeType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -137,7 +137,7 @@ def _run_script(path: str) -> None:
         source = file.read()
     loader = importlib.machinery.SourceFileLoader("__main__", full_path)
     module = _new_main(full_path, loader, spec=None, package=None)
-    _execute(compile(source, full_path, "exec", dont_inherit=True), module)
+    exec(compile(source, full_path, "exec", dont_inherit=True), vars(module))
 
 
 def _run_module(name: str) -> None:
@@ -155,7 +155,7 @@ def _run_module(name: str) -> None:
         print(f"{sys.executable}: No module named {name}, or it cannot be run", file=sys.stderr)
         raise SystemExit(1)
     sys.argv[0] = spec.origin or name
-    _execute(code, _new_main(spec.origin, loader, spec, spec.parent, spec.cached))
+    exec(code, vars(_new_main(spec.origin, loader, spec, spec.parent, spec.cached)))
 
 
 def _new_main(path: str | None, loader: Any, spec: Any, package: str | None, cached: str | None = None) -> ModuleType:
@@ -172,10 +172,6 @@ def _new_main(path: str | None, loader: Any, spec: Any, package: str | None, cac
     vars(module).update(names)
     sys.modules["__main__"] = module
     return module
-
-
-def _execute(code: CodeType, module: ModuleType) -> None:
-    exec(code, vars(module))
 
 
 def _record(error: BaseException, trace: TracebackType | None) -> bool:

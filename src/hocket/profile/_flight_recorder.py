@@ -126,7 +126,8 @@ def write_flight_records(run: RunRecord, folder: Path) -> None:
             if now.waits and (now.name, now.ranks) in one.groups:
                 slot = len(one.groups) - 1 - one.groups[::-1].index((now.name, now.ranks))
                 begun = entries[-1]["time_discovered_completed_ns"] if entries else int(run.epoch_s * 1e9)
-                dtype = next((e["input_dtypes"][0] for e in reversed(entries) if _kind_of(e) == now.kind), "Float")
+                dtypes = {e["profiling_name"]: e["input_dtypes"][0] for e in entries}
+                dtype = dtypes.get(f"{_LIBRARY}:{now.kind}", "Float")
                 entries.append(
                     _entry(
                         uids[slot], len(now.ranks), now.kind, _NAMES[dtype], now.started, now.nbytes, begun, begun, None
@@ -137,10 +138,6 @@ def write_flight_records(run: RunRecord, folder: Path) -> None:
         dump = {"version": _VERSION, "pg_config": config, "entries": entries}
         with (folder / f"trace_rank_{one.rank}").open("wb") as file:
             pickle.dump(dump, file)
-
-
-def _kind_of(entry: dict[str, Any]) -> str:
-    return str(entry["profiling_name"]).partition(":")[2]
 
 
 def _entry(

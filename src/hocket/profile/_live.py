@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hocket._sweep import start_ticks
+from hocket._sweep import start_ticks, stat_of
 
 from . import _layout as lay
 from ._stacks import stacks_of
@@ -244,7 +244,7 @@ def _state(pid: int, began: int, silent_s: float, busy: float, here: bool) -> st
         return "silent" if silent_s > 4 * _STALE_S else _use(busy)
     if start_ticks(pid) != began:
         return "dead"
-    letter = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    letter = stat_of(pid)[0]
     if letter in "ZX":
         return "dead"
     if letter in "tT":

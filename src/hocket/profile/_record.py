@@ -147,7 +147,6 @@ class RankRecord:
         return number
 
     def operation_started(self, op: OperationRecord) -> None:
-        """See hocket.comm.ProgressObserver."""
         seq, slot = op.seq, self._groups.get(op.group)
         if slot is None or seq <= self._begun[slot]:
             slot = self._group(op, begins=True)
@@ -161,7 +160,6 @@ class RankRecord:
     # The two that follow, and `span`, spell out what `row` does, since a step of training calls them a hundred times.
 
     def operation_finished(self, op: OperationRecord) -> None:
-        """See hocket.comm.Observer."""
         path = op.path
         if path == "message":
             return  # its wait says all
@@ -187,7 +185,6 @@ class RankRecord:
             self.patience_s = self._seconds[_PATIENCE_WORD] = seconds
 
     def operation_waited(self, op: OperationRecord, begin_s: float, end_s: float) -> None:
-        """See hocket.comm.Observer."""
         if end_s - begin_s > self.patience_s:
             self._outwait(end_s - begin_s)
         path, slot = op.path, self._groups.get(op.group)
@@ -204,11 +201,9 @@ class RankRecord:
         words[_ROWS_WORD] = number
 
     def message_waiting(self, peer: int, nbytes: int, receives: bool) -> None:
-        """See hocket.comm.ProgressObserver."""
         lay.MESSAGE.pack_into(self._map, lay.MESSAGE_AT, time.perf_counter(), peer, nbytes, receives)
 
     def message_waited(self) -> None:
-        """See hocket.comm.ProgressObserver."""
         self._seconds[lay.MESSAGE_AT // 8] = 0.0
 
     # --- the present ------------------------------------------------------------------------------------------------

@@ -122,7 +122,6 @@ class Recorder(OperationListener):
     # --- listening --------------------------------------------------------------------------------------------------
 
     def operation_finished(self, op: OperationRecord) -> None:
-        """See hocket.comm.Observer."""
         self._finished.append(op)
         if op.inline:
             self._waited.append((op, op.posted_s, op.finished_s))
@@ -130,7 +129,6 @@ class Recorder(OperationListener):
             self._fold()
 
     def operation_waited(self, op: OperationRecord, begin_s: float, end_s: float) -> None:
-        """See hocket.comm.Observer."""
         self._waited.append((op, begin_s, end_s))
 
     # --- answers ----------------------------------------------------------------------------------------------------

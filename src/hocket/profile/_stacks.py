@@ -69,10 +69,6 @@ def stacks_of(dump: str) -> dict[int, list[str]]:
         if thread := _THREAD.search(line):
             lines = stacks.setdefault(int(thread[1], 16), [])
         elif frame := _FRAME.match(line):
-            file, number, function = (_ESCAPED.sub(_character, part) for part in frame.groups())
+            file, number, function = (_ESCAPED.sub(lambda one: chr(int(one[0][2:], 16)), p) for p in frame.groups())
             lines.append(f"{file}:{number} {function}")
     return stacks
-
-
-def _character(escaped: re.Match[str]) -> str:
-    return chr(int(escaped[0][2:], 16))

@@ -24,13 +24,11 @@ class Recent(OperationListener):
         self._waits: deque[Interval] = deque(maxlen=keep)
 
     def operation_finished(self, op: OperationRecord) -> None:
-        """See hocket.comm.Observer."""
         self._operations.append(op)
         if op.inline:
             self._waits.append((op.posted_s, op.finished_s))
 
     def operation_waited(self, op: OperationRecord, begin_s: float, end_s: float) -> None:
-        """See hocket.comm.Observer."""
         self._waits.append((begin_s, end_s))
 
     def operations(self) -> list[OperationRecord]:

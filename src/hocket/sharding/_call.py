@@ -278,7 +278,7 @@ class Local:
     @staticmethod
     def given(tree: Any) -> Any:
         """Return arguments as the program gave them."""
-        return mapped(_original, tree)
+        return mapped(lambda leaf: leaf.tensor if isinstance(leaf, Operand) else leaf, tree)
 
     def rows(self, operand: Operand, wanted: Sequence[Interval], fill: float = 0.0) -> torch.Tensor:
         """Return the interval of a divided operand's dim that this rank wants."""
@@ -294,10 +294,6 @@ class Local:
         else:  # the very objects, which may be of types that cannot be built anew
             made = self.func(*self.given(call.args), **self.given(call.kwargs))
         return self.peers.total(made) if placements is PARTIAL else made
-
-
-def _original(leaf: Any) -> Any:
-    return leaf.tensor if isinstance(leaf, Operand) else leaf
 
 
 def placements_of(outcome: Outcome, count: int) -> list[Shard | None]:

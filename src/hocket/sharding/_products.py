@@ -11,7 +11,6 @@ from ._call import Local, Operand, OperatorCall, Outcome
 from ._placement import REPLICATED, Shard
 from ._pointwise import aligned
 from ._table import rule
-from ._trees import mapped
 
 
 def summed(call: OperatorCall, factors: Any, product: Callable[..., Any], bias: Any = None) -> Outcome:
@@ -139,12 +138,8 @@ def grouped_mm(call: OperatorCall, mat_a: Any, mat_b: Any, *args: Any, **kwargs:
         mat_b,
         None,
         (2, 1),
-        lambda a, b, _=None: function(a.contiguous(), b, *_given(args), **_given(kwargs)),
+        lambda a, b, _=None: function(a.contiguous(), b, *Local.given(args), **Local.given(kwargs)),
     )
-
-
-def _given(tree: Any) -> Any:
-    return mapped(lambda leaf: leaf.tensor if isinstance(leaf, Operand) else leaf, tree)
 
 
 @rule("embedding")

@@ -259,20 +259,12 @@ def at_indices(call: OperatorCall, input: Any, dim: int, index: Any, *args: Any,
     return shard
 
 
-@rule("cat")
-def cat(call: OperatorCall, tensors: Any, dim: int = 0) -> Outcome:
+@rule("cat", "stack")
+def joined(call: OperatorCall, tensors: Any, dim: int = 0) -> Outcome:
     """Return how tensors side by side lie; along the divided dim their segments follow each other."""
-    return _joined(call, tensors, dim, False)
-
-
-@rule("stack")
-def stack(call: OperatorCall, tensors: Any, dim: int = 0) -> Outcome:
-    return _joined(call, tensors, dim, True)
-
-
-def _joined(call: OperatorCall, tensors: Any, dim: int, stacked: bool) -> Outcome:
     if not isinstance(tensors, list | tuple):
         call.refuse("joins the entries of a tensor")
+    stacked = call.name == "stack"
     first = next((one for one in tensors if one.shard is not None), None)
     shard = call.shard(first)
     assert first is not None

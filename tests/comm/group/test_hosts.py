@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from functools import partial
 from unittest import mock
 
 import pytest
@@ -19,6 +18,7 @@ from hocket import comm
 from hocket.comm import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
 from hocket.comm.group import _group, _hosts
 from hocket.comm.scheduled import FlatFrames, TwoLevelFrames
+from hocket.comm.transport import Membership
 from hocket.profile import Recorder
 from hocket.schedule import ScheduleError
 from hocket.testing import deadline
@@ -480,7 +480,8 @@ def test_a_store_of_the_programs_own_that_cannot_be_cloned_hinders_nothing(monke
         return 7
 
     monkeypatch.setattr(_hosts, "_PATIENCE", timedelta(0))
-    assert _hosts.while_all_live(made_late, object(), "own", 0, [0], {}, None, timedelta(seconds=20)) == 7
+    at = Membership(object(), "own", 0, 1, timedelta(seconds=20), [0])
+    assert _hosts.while_all_live(made_late, at, {}, None) == 7
 
 
 def test_who_cannot_connect_is_told_to_all_and_who_hears_nothing_waits_no_longer_than_its_time_out(
@@ -492,7 +493,10 @@ def test_who_cannot_connect_is_told_to_all_and_who_hears_nothing_waits_no_longer
     monkeypatch.setattr(_hosts, "_PATIENCE", timedelta(0))
     monkeypatch.setattr(_hosts, "_GRACE_S", 0.0)
     store, alone = dist.HashStore(), threading.Event().wait
-    make = partial(_hosts.while_all_live, name="own", global_ranks=[0, 1], processes={}, dead=None)
+
+    def make(work, store, *, rank: int, timeout: timedelta) -> None:
+        _hosts.while_all_live(work, Membership(store, "own", rank, 2, timeout, [0, 1]), {}, None)
+
     first = "rank 0 cannot make group 'own': Connection refused"
     with pytest.raises(CommError, match=f"^{first}"):
         make(refused, store, rank=0, timeout=timedelta(seconds=20))

@@ -38,8 +38,6 @@ class AggregatedTransport:
         self._positions = session.position.positions
 
     def all_reduce(self, flat: Tensor, op: ReduceOperator, timeout_s: float) -> str:
-        """See Transport."""
-
         def make() -> Request:
             return self._reduction(Kind.ALL_REDUCE, flat, op, flat, kept=True)
 
@@ -47,8 +45,6 @@ class AggregatedTransport:
         return self.agreement.do(make if fits else None, lambda s: self._hosts.all_reduce(flat, op, s), timeout_s)
 
     def reduce(self, flat: Tensor, op: ReduceOperator, root: int, timeout_s: float) -> str:
-        """See Transport."""
-
         def make() -> Request:
             target = flat if self._rank == root else None
             return self._reduction(Kind.REDUCE, flat, op, target, root=self._positions[root])
@@ -57,8 +53,6 @@ class AggregatedTransport:
         return self.agreement.do(make if fits else None, lambda s: self._hosts.reduce(flat, op, root, s), timeout_s)
 
     def broadcast(self, flat: Tensor, root: int, timeout_s: float) -> str:
-        """See Transport."""
-
         def make() -> Request:
             # Into the user's tensor at once: what was in it is nobody's input.
             send, receive = (flat, None) if self._rank == root else (None, flat)
@@ -68,8 +62,6 @@ class AggregatedTransport:
         return self.agreement.do(make if flat.numel() else None, through_hosts, timeout_s)
 
     def all_gather(self, outputs: Flats, flat: Tensor, timeout_s: float) -> str:
-        """See Transport."""
-
         def make() -> Request:
             result = self.agreement.result_buffer(flat.numel() * self._size, flat.dtype)
             parts = list(result.view(self._size, -1))
@@ -85,8 +77,6 @@ class AggregatedTransport:
         return self.agreement.do(make if fits else None, lambda s: self._hosts.all_gather(outputs, flat, s), timeout_s)
 
     def reduce_scatter(self, output: Tensor, inputs: Flats, op: ReduceOperator, timeout_s: float) -> str:
-        """See Transport."""
-
         def make() -> Request:
             send = torch.cat([inputs[r] for r in self._order])
             return self._reduction(Kind.REDUCE_SCATTER, send, op, output)
@@ -108,7 +98,6 @@ class AggregatedTransport:
         return self.agreement.do(None, lambda s: self._hosts.scatter(flat, inputs, root, s), timeout_s)
 
     def barrier(self, timeout_s: float) -> str:
-        """See Transport."""
         return self.agreement.do(lambda: Request(Kind.BARRIER, None, None, _nothing), self._hosts.barrier, timeout_s)
 
     def locate(self, pairs: Tensor, element: ElementType, operator: Operator, timeout_s: float) -> str:

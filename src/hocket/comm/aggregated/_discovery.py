@@ -3,11 +3,10 @@
 import logging
 import secrets
 from collections.abc import Sequence
-from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from ..scheduled import CheckedTransport, TwoLevelTransport, host_name
-from ..transport import Transport
+from ..transport import Membership, Transport
 from ._aggregated import AggregatedTransport
 from ._aggregation_settings import AggregationSettings
 from ._session import AggregationSession
@@ -20,12 +19,8 @@ _FAREWELL_S: Final = 2.0
 
 def open_beside_aggregator(
     hosts: Transport,  # transport among `ranks`
-    store: Any,  # store of the group
-    name: str,  # name of the group
+    at: Membership,  # the group
     ranks: Sequence[int],  # ranks of the group that take part, in order
-    rank: int,  # position of this rank among them
-    global_ranks: Sequence[int],  # numbers in the world of all ranks of the group
-    timeout: timedelta,  # time for all to come
     beside: Transport | None = None,  # another transport among `ranks`, that nothing else uses
 ) -> Transport:
     """`hosts`, with the aggregator that the environment names before it; `hosts` itself if it names none.
@@ -35,6 +30,7 @@ def open_beside_aggregator(
     """
     if len(ranks) == 1:
         return hosts
+    store, name, rank, _, timeout, global_ranks = at
     settings = AggregationSettings.from_environment()
     mine = "" if settings is None else str(settings)
     keys = [f"hocket/aggregation/{r}" for r in ranks]

@@ -10,28 +10,8 @@ from hocket.aggregator import ElementType, Operator
 
 from ..transport import ReduceOperator
 
-_OPERATORS = {
-    ReduceOp.SUM: Operator.SUM,
-    ReduceOp.MIN: Operator.MIN,
-    ReduceOp.MAX: Operator.MAX,
-    ReduceOp.BAND: Operator.BAND,
-    ReduceOp.BOR: Operator.BOR,
-    ReduceOp.BXOR: Operator.BXOR,
-}
-_ELEMENTS = {
-    torch.int8: ElementType.INT8,
-    torch.uint8: ElementType.UINT8,
-    torch.int16: ElementType.INT16,
-    torch.uint16: ElementType.UINT16,
-    torch.int32: ElementType.INT32,
-    torch.uint32: ElementType.UINT32,
-    torch.int64: ElementType.INT64,
-    torch.uint64: ElementType.UINT64,
-    torch.float16: ElementType.FLOAT16,
-    torch.bfloat16: ElementType.BFLOAT16,
-    torch.float32: ElementType.FLOAT32,
-    torch.float64: ElementType.FLOAT64,
-}
+_OPERATORS = {getattr(ReduceOp, one.name): one for one in Operator if hasattr(ReduceOp, one.name)}
+_ELEMENTS = {getattr(torch, one.name.lower()): one for one in ElementType}
 
 
 def wire_operator(op: ReduceOperator) -> Operator | None:

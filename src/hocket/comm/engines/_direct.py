@@ -148,7 +148,7 @@ class _Connection:
 
 
 class _Leaving:
-    """A message that has been given to a connection, which keeps what the network did not take at once."""
+    """A `PendingMessage` that has been given to a connection, which keeps what the network did not take at once."""
 
     __slots__ = ("_connection", "_points")
 
@@ -157,17 +157,15 @@ class _Leaving:
         self._connection = connection
 
     def done(self) -> bool:
-        """See PendingMessage."""
         return self._connection.flush()
 
     def wait(self, timeout_s: float) -> None:
-        """See PendingMessage."""
         if not self._connection.flush():
             self._points.wait_until(self._connection.flush, self._connection, timeout_s)
 
 
 class _Coming:
-    """A message that is to come."""
+    """A `PendingMessage` that is to come."""
 
     __slots__ = ("_connection", "_place", "_points")
 
@@ -181,7 +179,6 @@ class _Coming:
         return False
 
     def wait(self, timeout_s: float) -> None:
-        """See PendingMessage."""
         connection = self._connection
         if not connection.take(self._place):
             self._points.wait_until(lambda: connection.take(self._place), connection, timeout_s)
@@ -201,7 +198,6 @@ class DirectPoints:
         _open.add(self)
 
     def send(self, flat: torch.Tensor, peer: int) -> PendingMessage:
-        """See PointToPoint."""
         connection = self.connections[peer]
         connection.send(_view(flat))
         return _Leaving(self, connection)

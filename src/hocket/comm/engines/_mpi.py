@@ -57,11 +57,9 @@ class MpiPointToPoint:
         self._communicator = communicator
 
     def send(self, flat: torch.Tensor, peer: int) -> PendingMessage:
-        """See PointToPoint."""
         data = flat.view(torch.uint8)
         return MpiMessage(self._communicator.Isend(data.numpy(), peer, _TAG), data, peer)
 
     def receive(self, flat: torch.Tensor, peer: int) -> PendingMessage:
-        """See PointToPoint."""
         data = flat.view(torch.uint8)
         return MpiMessage(self._communicator.Irecv(data.numpy(), peer, _TAG), data, peer)

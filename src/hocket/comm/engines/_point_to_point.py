@@ -56,11 +56,9 @@ class EnginePointToPoint:
         self.tag = tag
 
     def send(self, flat: torch.Tensor, peer: int) -> PendingMessage:
-        """See PointToPoint."""
         return self._begin(self._engine.send, flat, peer)
 
     def receive(self, flat: torch.Tensor, peer: int) -> PendingMessage:
-        """See PointToPoint."""
         return self._begin(self._engine.recv, flat, peer)
 
     def _begin(self, method: Any, flat: torch.Tensor, peer: int) -> PendingMessage:

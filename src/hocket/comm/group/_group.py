@@ -23,7 +23,7 @@ from ..scheduled import CheckedTransport
 from ..shm import SharedMemoryTransport
 from ..shm import cuda_ipc as _cuda_ipc
 from ..timeouts import timeout_setting
-from ..transport import CommError
+from ..transport import CommError, Membership
 from ..transport import observers as _observe
 from ._arguments import check_root, check_whole, check_writable, only
 from ._collectives import Collectives
@@ -60,18 +60,11 @@ class HocketGroup(Collectives):
         timeout = _timeout(given.timeout)
         world = torch.distributed.group.WORLD
         dead = world.dead if isinstance(world, HocketGroup) else None
-        at = self._store, self._name, rank, size, timeout, self._global_ranks
-        hosts, called, processes = find_hosts(*at, dead)
+        at = Membership(self._store, self._name, rank, size, timeout, self._global_ranks)
+        hosts, called, processes = find_hosts(at, dead)
         self._gloo: Any = Gloo(self._store, rank, size, timeout)
         transport, channel, self._tag_matcher = while_all_live(
-            lambda: open_transport(*at, self._gloo, hosts, called),
-            self._store,
-            self._name,
-            rank,
-            self._global_ranks,
-            processes,
-            dead,
-            timeout,
+            lambda: open_transport(at, self._gloo, hosts, called), at, processes, dead
         )
         self._channel = channel
         self._runner = Runner(self._name, size, channel, timeout)
@@ -275,7 +268,7 @@ class HocketGroup(Collectives):
         with self._lock:
             if not self._gpu_known:
                 if self._size > 1:
-                    channel = _cuda_ipc.connect(*self._at_store(), device)
+                    channel = _cuda_ipc.connect(self._at_store(), device)
                     if channel is not None:
                         runner = Runner(f"{self._name}-cuda", self._size, channel, self.timeout)
                         self._gpu = DeviceBackend(SharedMemoryTransport(channel), runner, device)
@@ -294,15 +287,12 @@ class HocketGroup(Collectives):
             return self._gpu_backend(tensor.device) is not None
         with self._lock:  # not all ranks of the group need come to a message between two
             if peer not in self._on_this_gpu:
-                store, name, rank, _, timeout, global_ranks = self._at_store()
-                self._on_this_gpu[peer] = _cuda_ipc.share_gpu(
-                    store, name, rank, peer, timeout, global_ranks, tensor.device
-                )
+                self._on_this_gpu[peer] = _cuda_ipc.share_gpu(self._at_store(), peer, tensor.device)
             return self._on_this_gpu[peer]
 
-    def _at_store(self) -> tuple[Any, str, int, int, timedelta, list[int]]:
+    def _at_store(self) -> Membership:
         store = c10d.PrefixStore("hocket-cuda/", self._store)
-        return store, self._name, self._rank, self._size, self.timeout, self._global_ranks
+        return Membership(store, self._name, self._rank, self._size, self.timeout, self._global_ranks)
 
     def _nccl_engine(self) -> Any:
         with self._lock:

@@ -30,7 +30,7 @@ from ..scheduled import (
 )
 from ..shm import Channel, Liveness, SharedMemoryTransport, host_identity
 from ..shm import bootstrap as _bootstrap
-from ..transport import CollectiveTimeoutError, CommError, PeerDiedError, Transport
+from ..transport import CollectiveTimeoutError, CommError, Membership, PeerDiedError, Transport
 
 log = logging.getLogger("hocket.comm")
 
@@ -55,21 +55,12 @@ class Opened(NamedTuple):
     matcher: TagMatcher | HostMessages | None  # what sends and receives; None in a group of one
 
 
-def open_transport(
-    store: Any,
-    name: str,
-    rank: int,
-    size: int,
-    timeout: timedelta,
-    global_ranks: Sequence[int],
-    gloo: Gloo,
-    hosts: Sequence[Sequence[int]],
-    called: Sequence[str],
-) -> Opened:
+def open_transport(at: Membership, gloo: Gloo, hosts: Sequence[Sequence[int]], called: Sequence[str]) -> Opened:
     """Open what serves the ranks of a group best on the `hosts` where they run; all come to the same answer.
 
     `called` is how messages call each rank.
     """
+    name, rank, size = at.name, at.rank, at.size
     flat = EngineTransport(gloo, "gloo")
     if size == 1:
         return Opened(flat, None, None)
@@ -77,61 +68,58 @@ def open_transport(
     scheduled: Transport = ScheduledTransport(points, rank, size, flat)
 
     def checked() -> Transport:
-        announcing = _announcing(gloo, store, rank, size, range(size), timeout)
+        announcing = _announcing(gloo, at, range(size))
         frames = FlatFrames(announcing, rank, size, frame_capacity(size))
         path = f"{announcing.name} one_shot"
-        return CheckedTransport(scheduled, points, frames, store, name, rank, global_ranks, called, rank, path)
+        return CheckedTransport(scheduled, points, frames, at, called, rank, path)
 
-    messages = HostMessages(gloo, name, rank, tuple(global_ranks), called, timeout.total_seconds())
+    messages = HostMessages(gloo, at, called)
     mine = next(ranks for ranks in hosts if rank in ranks)
     gloo.loopback = len(hosts) == 1
     if len(hosts) > 1:
         gloo.connect()
     if len({len(ranks) for ranks in hosts}) > 1 or len(mine) == 1:
         log.debug("group %s: hosts with %s ranks; schedules over gloo", name, [len(ranks) for ranks in hosts])
-        beside = open_beside_aggregator(checked(), store, name, list(range(size)), rank, global_ranks, timeout)
-        return Opened(beside, None, messages)
+        return Opened(open_beside_aggregator(checked(), at, list(range(size))), None, messages)
     local = mine.index(rank)
-    numbers = [global_ranks[r] for r in mine]
-    inner = store if len(hosts) == 1 else c10d.PrefixStore(f"host-{mine[0]}/", store)
-    streams = publish_streams(inner, local, len(mine)) if len(hosts) == 1 else None  # known before anyone goes on
-    channel = _bootstrap.connect(inner, name, local, len(mine), timeout, numbers)
+    numbers = [at.numbers[r] for r in mine]
+    store = at.store if len(hosts) == 1 else c10d.PrefixStore(f"host-{mine[0]}/", at.store)
+    streams = publish_streams(store, local, len(mine)) if len(hosts) == 1 else None  # known before anyone goes on
+    channel = _bootstrap.connect(at._replace(store=store, rank=local, size=len(mine), numbers=numbers))
     if streams is not None and channel is not None:
         streams.map_all()
-    if not _all_agree(store, rank, size, timeout, channel is not None):
+    if not _all_agree(at, channel is not None):
         gloo.connect()
         return Opened(checked(), None, messages)
     assert channel is not None
     inside = SharedMemoryTransport(channel)
     if streams is not None:
-        matcher = TagMatcher(streams, name, tuple(numbers), timeout.total_seconds(), channel.check)
+        matcher = TagMatcher(streams, name, tuple(numbers), at.timeout.total_seconds(), channel.check)
         return Opened(inside, channel, matcher)
     rail = [ranks[local] for ranks in hosts]
     between: Transport = ScheduledTransport(Subset(points, rail), rail.index(rank), len(rail), flat)
     # An agreement may be about the operation before, whose tag is not this one's, and be made beside another.
     agreeing = Subset(EnginePointToPoint(gloo, "gloo", _AGREEMENT_TAG), rail)
     agreement: Transport = ScheduledTransport(agreeing, rail.index(rank), len(rail), flat)
-    beside = open_beside_aggregator(between, store, name, rail, rank, global_ranks, timeout, agreement)
+    beside = open_beside_aggregator(between, at, rail, agreement)
     two_level: Transport = TwoLevelTransport(hosts, rank, inside, beside, scheduled)
-    announcing = _announcing(gloo, store, rank, size, [ranks[0] for ranks in hosts], timeout)
+    announcing = _announcing(gloo, at, [ranks[0] for ranks in hosts])
     frames = TwoLevelFrames(hosts, rank, inside, announcing, frame_capacity(size, local=len(mine)))
     # An aggregator compares what reaches it. Ranks of one host that differ see it before they come there, and go on to
     # the next operation, which those of another host would take for this one.
     plain = beside is between
     two_level = CheckedTransport(
-        two_level, points, frames, store, name, rank, global_ranks, called, mine[0],
-        f"shm + {announcing.name} one_shot", RAILS_NBYTES if plain else None, fuses=plain,
+        two_level, points, frames, at, called, mine[0], f"shm + {announcing.name} one_shot",
+        RAILS_NBYTES if plain else None, fuses=plain,
     )  # fmt: skip
     return Opened(two_level, channel, messages)
 
 
-def _announcing(
-    gloo: Gloo, store: Any, rank: int, size: int, members: Sequence[int], timeout: timedelta
-) -> PointToPoint:
+def _announcing(gloo: Gloo, at: Membership, members: Sequence[int]) -> PointToPoint:
     """Return what some ranks of the group, numbered in their order, exchange frames by; all ranks take part."""
-    number = members.index(rank) if rank in members else None
+    number = members.index(at.rank) if at.rank in members else None
     peers = {members[one] for one in frame_peers(number, len(members))} if number is not None else ()
-    direct = connect_directly(store, rank, size, peers, gloo.address, timeout)
+    direct = connect_directly(at.store, at.rank, at.size, peers, gloo.address, at.timeout)
     if direct is None:
         return Subset(EnginePointToPoint(gloo, "gloo", _FRAMES_TAG), members)
     gloo.beside = direct
@@ -139,13 +127,7 @@ def _announcing(
 
 
 def find_hosts(
-    store: Any,
-    name: str,
-    rank: int,
-    size: int,
-    timeout: timedelta,
-    global_ranks: Sequence[int],
-    dead: Callable[[], set[int]] | None,
+    at: Membership, dead: Callable[[], set[int]] | None
 ) -> tuple[list[list[int]], list[str], dict[int, int]]:
     """Return the ranks of each host, how messages call each rank, and the processes of this host's ranks.
 
@@ -156,6 +138,7 @@ def find_hosts(
         PeerDiedError: a rank has ended before it came to make the group.
         CollectiveTimeoutError: some ranks have not come to make the group, or this one has come too late.
     """
+    store, name, rank, size, timeout, global_ranks = at
     store.set(f"hocket/host/{rank}", f"{host_identity()}\n{host_name()}\n{os.getpid()}")
     keys = [f"hocket/host/{r}" for r in range(size)]
     begin_s = time.monotonic()
@@ -205,25 +188,19 @@ def find_hosts(
 
 
 def while_all_live(
-    make: Callable[[], T],
-    store: Any,
-    name: str,
-    rank: int,
-    global_ranks: Sequence[int],
-    processes: Mapping[int, int],
-    dead: Callable[[], set[int]] | None,
-    timeout: timedelta,
+    make: Callable[[], T], at: Membership, processes: Mapping[int, int], dead: Callable[[], set[int]] | None
 ) -> T:
     """Return what `make` returns, which waits for the other ranks; it runs in a thread, and this one looks meanwhile.
 
     Ranks see by the `processes` of their host, or by their connections in the world (`dead`, as for `find_hosts`), that
     one has died, and tell the others in the store, as who fails does. All have come, so that nobody waits for longer
-    than the `timeout`: torch waits without end where the store has gone.
+    than the time-out: torch waits without end where the store has gone.
 
     Raises:
         PeerDiedError: a rank has died before all had made the group.
         CommError: an engine could not connect the ranks, here or elsewhere.
     """
+    store, name, rank, _, timeout, global_ranks = at
     where, said = f"rank {global_ranks[rank]} cannot make group {name!r}", ""
     living, lost = Liveness(), set[int]()
     beside: Any = None  # a store of one connection answers one thread at a time
@@ -313,9 +290,9 @@ def _late(text: str, ranks: tuple[int, ...], global_ranks: Sequence[int]) -> Col
     )
 
 
-def _all_agree(store: Any, rank: int, size: int, timeout: timedelta, can: bool) -> bool:
+def _all_agree(at: Membership, can: bool) -> bool:
     """Return whether every rank of every host can."""
-    store.set(f"hocket/can/{rank}", "yes" if can else "no")
-    keys = [f"hocket/can/{r}" for r in range(size)]
-    c10d.wait_for(store, keys, timeout)
-    return all(answer == b"yes" for answer in store.multi_get(keys))
+    at.store.set(f"hocket/can/{at.rank}", "yes" if can else "no")
+    keys = [f"hocket/can/{r}" for r in range(at.size)]
+    c10d.wait_for(at.store, keys, at.timeout)
+    return all(answer == b"yes" for answer in at.store.multi_get(keys))

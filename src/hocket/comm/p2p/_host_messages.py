@@ -22,7 +22,15 @@ from torch.distributed import Work
 
 from .. import torch_adapter as c10d
 from ..shm import DTYPE_NUMBERS, DTYPES
-from ..transport import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError, flatten, write_back
+from ..transport import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    CommError,
+    Membership,
+    PeerDiedError,
+    flatten,
+    write_back,
+)
 from ..transport import observers as _observe
 
 _HEAD: Final = struct.Struct("<4sIQQ")  # a mark, element type, elements; how many came before it
@@ -39,22 +47,15 @@ class HostMessages:
 
     Args:
         engine: Torch's engine that carries them.
-        name: Name of the group.
-        rank: Number of this rank.
-        numbers: Numbers in the world of all ranks.
+        at: The group; its time-out is that of waits that name none, and may be changed here.
         called: How messages call each rank.
-        timeout_s: Time-out of waits that name none; it may be changed.
     """
 
-    def __init__(
-        self, engine: Any, name: str, rank: int, numbers: tuple[int, ...], called: Sequence[str], timeout_s: float
-    ) -> None:
-        self.timeout_s = timeout_s
+    def __init__(self, engine: Any, at: Membership, called: Sequence[str]) -> None:
+        self.timeout_s = at.timeout.total_seconds()
         self.engine = engine
         self.called = called
-        self.name = name
-        self.rank = rank
-        self.numbers = numbers
+        self.name, self.rank, self.numbers = at.name, at.rank, at.numbers
         self.abandoned: list[Any] = []
         """What waits for messages that nobody sends; the engine has its addresses."""
         self._lock = threading.Lock()

@@ -75,7 +75,6 @@ class ShmStreams:
         return self._begin(StreamTransfer(self, self.peer(peer).outward, flat.view(torch.uint8), sending=True))
 
     def receive(self, flat: torch.Tensor, peer: int) -> StreamTransfer:
-        """See PointToPoint."""
         return self._begin(StreamTransfer(self, self.peer(peer).inward, flat.view(torch.uint8), sending=False))
 
     def _begin(self, message: StreamTransfer) -> StreamTransfer:

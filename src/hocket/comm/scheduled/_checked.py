@@ -24,6 +24,7 @@ from ..transport import (
     CollectiveTimeoutError,
     CommError,
     Flats,
+    Membership,
     PeerDiedError,
     ReduceOperator,
     Transport,
@@ -46,16 +47,13 @@ def host_name() -> str:
 
 
 class CheckedTransport:
-    """See the head of this module.
+    """See the head of this module; a `Transport`.
 
     Args:
         inner: Carries out what does not fit in frames.
         points: What `inner` sends its messages by.
         frames: Exchange of frames among all ranks.
-        store: Store of the group, where ranks tell of their troubles.
-        name: Name of the group.
-        rank: Number of this rank.
-        numbers: Numbers in the world of all ranks.
+        at: The group, in whose store ranks tell of their troubles.
         called: How messages call each rank.
         speaker: The rank through which this one hears of other hosts; itself if it speaks with them.
         path: How reports call what is done with frames alone.
@@ -69,10 +67,7 @@ class CheckedTransport:
         inner: Transport,
         points: EarlyPoints,
         frames: FrameExchange,
-        store: Any,
-        name: str,
-        rank: int,
-        numbers: Sequence[int],
+        at: Membership,
         called: Sequence[str],
         speaker: int,
         path: str,
@@ -85,11 +80,8 @@ class CheckedTransport:
         self._early = points
         self._early_nbytes = early_nbytes
         self._frames = frames
-        self._store = store
-        self._name = name
-        self._rank = rank
-        self._numbers = tuple(numbers)
-        self._size = len(numbers)
+        self._store, self._name, self._rank, self._size = at[:4]
+        self._numbers = tuple(at.numbers)
         self._speaker = speaker
         self._path = path
         self._seq = 0
@@ -97,8 +89,6 @@ class CheckedTransport:
         self._told = False
 
     def all_reduce(self, flat: Tensor, op: ReduceOperator, timeout_s: float) -> str:
-        """See Transport."""
-
         def small(frames: list[Frame]) -> None:
             _fold(flat, frames, op)
 
@@ -106,8 +96,6 @@ class CheckedTransport:
         return self._do("all_reduce", flat, timeout_s, large, small, op=op, payload=lambda: _bytes(flat), early=True)
 
     def reduce(self, flat: Tensor, op: ReduceOperator, root: int, timeout_s: float) -> str:
-        """See Transport."""
-
         def small(frames: list[Frame]) -> None:
             if self._rank == root:
                 _fold(flat, frames, op)
@@ -116,8 +104,6 @@ class CheckedTransport:
         return self._do("reduce", flat, timeout_s, large, small, op=op, root=root, payload=lambda: _bytes(flat))
 
     def broadcast(self, flat: Tensor, root: int, timeout_s: float) -> str:
-        """See Transport."""
-
         def small(frames: list[Frame]) -> None:
             if self._rank != root:
                 _bytes(flat).copy_(frames[root].payload)
@@ -127,8 +113,6 @@ class CheckedTransport:
         return self._do("broadcast", flat, timeout_s, large, small, root=root, payload=payload)
 
     def all_gather(self, outputs: Flats, flat: Tensor, timeout_s: float) -> str:
-        """See Transport."""
-
         def small(frames: list[Frame]) -> None:
             for output, frame in zip(outputs, frames, strict=True):
                 _bytes(output).copy_(frame.payload)
@@ -138,8 +122,6 @@ class CheckedTransport:
         return self._do("all_gather", flat, timeout_s, large, small, payload=lambda: _bytes(flat), early=early)
 
     def gather(self, outputs: Flats | None, flat: Tensor, root: int, timeout_s: float) -> str:
-        """See Transport."""
-
         def small(frames: list[Frame]) -> None:
             for output, frame in zip(outputs or (), frames, strict=outputs is not None):
                 _bytes(output).copy_(frame.payload)
@@ -148,13 +130,11 @@ class CheckedTransport:
         return self._do("gather", flat, timeout_s, large, small, root=root, payload=lambda: _bytes(flat))
 
     def reduce_scatter(self, output: Tensor, inputs: Flats, op: ReduceOperator, timeout_s: float) -> str:
-        """See Transport."""
         large = lambda s: self.inner.reduce_scatter(output, inputs, op, s)  # noqa: E731
         early = all(one.numel() == output.numel() for one in inputs)
         return self._do("reduce_scatter", output, timeout_s, large, op=op, early=early)
 
     def scatter(self, flat: Tensor, inputs: Flats | None, root: int, timeout_s: float) -> str:
-        """See Transport."""
         return self._do("scatter", flat, timeout_s, lambda s: self.inner.scatter(flat, inputs, root, s), root=root)
 
     def all_to_all(self, outputs: Flats, inputs: Flats, timeout_s: float) -> str:
@@ -189,7 +169,6 @@ class CheckedTransport:
         return self._do("all_to_all", inputs[0][:0], timeout_s, large, payload=payload, compare=compared)
 
     def barrier(self, timeout_s: float) -> str:
-        """See Transport."""
         nothing = torch.empty(0, dtype=torch.uint8)
         return self._do("barrier", nothing, timeout_s, self.inner.barrier, lambda _: None)
 

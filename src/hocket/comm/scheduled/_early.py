@@ -60,11 +60,9 @@ class EarlyPoints:
             raise NotAgreedError(error) from error
 
     def send(self, flat: Tensor, peer: int) -> PendingMessage:
-        """See PointToPoint."""
         return self._keep(self._point_to_point.send(flat, peer))
 
     def receive(self, flat: Tensor, peer: int) -> PendingMessage:
-        """See PointToPoint."""
         return self._keep(self._point_to_point.receive(flat, peer))
 
     def _keep(self, message: PendingMessage) -> PendingMessage:
@@ -75,7 +73,7 @@ class EarlyPoints:
 
 
 class _EarlyMessage:
-    """A message that was begun before the ranks had agreed."""
+    """A `PendingMessage` that was begun before the ranks had agreed."""
 
     __slots__ = ("_message", "_points")
 
@@ -84,10 +82,8 @@ class _EarlyMessage:
         self._message = message
 
     def done(self) -> bool:
-        """See PendingMessage."""
         return False
 
     def wait(self, timeout_s: float) -> None:
-        """See PendingMessage."""
         self._points.agree(timeout_s)
         self._message.wait(timeout_s)

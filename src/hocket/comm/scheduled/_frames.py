@@ -75,7 +75,7 @@ def frame_peers(rank: int, size: int) -> set[int]:
 
 
 class FlatFrames:
-    """By dissemination (Bruck): in round k a rank sends 2**k frames to the rank 2**k before it.
+    """A `FrameExchange` by dissemination (Bruck): in round k a rank sends 2**k frames to the rank 2**k before it.
 
     Engines move nothing before a receiver has said where to. So the receives of the next exchange are posted while this
     one is under way, and its frames then take one way through the network instead of a way there and back.
@@ -110,12 +110,10 @@ class FlatFrames:
         self._leaving: PendingMessage | None = None
 
     def begin(self, contract: bytes, payload: Tensor | None, timeout_s: float) -> bool:
-        """See FrameExchange."""
         self.begin_gather(pack(self._frame, contract, payload))
         return True
 
     def finish(self, timeout_s: float) -> list[Frame]:
-        """See FrameExchange."""
         found = unpack(self.finish_gather(timeout_s), self._size)
         return [found[(r - self._rank) % self._size] for r in range(self._size)]
 
@@ -193,7 +191,6 @@ class TwoLevelFrames:
             self._between = FlatFrames(points, self._host, len(hosts), most_nbytes, local_size)
 
     def begin(self, contract: bytes, payload: Tensor | None, timeout_s: float) -> bool:
-        """See FrameExchange."""
         pack(self._own, contract, payload)
         first = self._first
         self._inside.all_gather([frame[:first] for frame in self._local], self._own[:first], timeout_s)
@@ -207,7 +204,6 @@ class TwoLevelFrames:
         return all(bytes(_view(frame)[: len(contract)]) == contract for frame in self._local)
 
     def finish(self, timeout_s: float) -> list[Frame]:
-        """See FrameExchange."""
         view = _view(self._all)
         if self._between is not None:
             found = self._between.finish_gather(timeout_s)

@@ -101,13 +101,11 @@ class ScheduledTransport:
         self._copying = reducer(torch.distributed.ReduceOp.BOR, torch.uint8)
 
     def all_reduce(self, flat: Tensor, op: ReduceOperator, timeout_s: float) -> str:
-        """See Transport."""
         path = self._in_place("all_reduce", flat, op, 0, timeout_s)
         op.finish(flat, self._size)
         return path
 
     def reduce(self, flat: Tensor, op: ReduceOperator, root: int, timeout_s: float) -> str:
-        """See Transport."""
         data = flat if self._rank == root else flat.clone()  # others' tensors stay as they are
         path = self._in_place("reduce", data, op, root, timeout_s)
         if self._rank == root:
@@ -115,17 +113,14 @@ class ScheduledTransport:
         return path
 
     def broadcast(self, flat: Tensor, root: int, timeout_s: float) -> str:
-        """See Transport."""
         return self._in_place("broadcast", flat.view(torch.uint8), self._copying, root, timeout_s)
 
     def all_gather(self, outputs: Flats, flat: Tensor, timeout_s: float) -> str:
-        """See Transport."""
         if any(output.numel() != flat.numel() for output in outputs):
             return self._engine.all_gather(outputs, flat, timeout_s)
         return self._blocks("all_gather", {self._rank: flat}, dict(enumerate(outputs)), None, 0, timeout_s)
 
     def reduce_scatter(self, output: Tensor, inputs: Flats, op: ReduceOperator, timeout_s: float) -> str:
-        """See Transport."""
         if any(one.numel() != output.numel() for one in inputs):
             return self._engine.reduce_scatter(output, inputs, op, timeout_s)
         path = self._blocks("reduce_scatter", dict(enumerate(inputs)), {self._rank: output}, op, 0, timeout_s)
@@ -137,17 +132,14 @@ class ScheduledTransport:
         return self._engine.all_to_all(outputs, inputs, timeout_s)
 
     def gather(self, outputs: Flats | None, flat: Tensor, root: int, timeout_s: float) -> str:
-        """See Transport."""
         wanted = dict(enumerate(outputs or ()))
         return self._blocks("gather", {self._rank: flat}, wanted, None, root, timeout_s, block=flat)
 
     def scatter(self, flat: Tensor, inputs: Flats | None, root: int, timeout_s: float) -> str:
-        """See Transport."""
         given = dict(enumerate(inputs or ()))
         return self._blocks("scatter", given, {self._rank: flat}, None, root, timeout_s, block=flat)
 
     def barrier(self, timeout_s: float) -> str:
-        """See Transport."""
         choice = self._pick("barrier", 0)
         chunks = _schedule(choice.algorithm, _frozen(choice), "barrier", self._size, 0).chunks
         word = torch.zeros(chunks, dtype=torch.uint8)  # a byte a chunk, for nothing would wait for an empty message

@@ -28,16 +28,14 @@ class Subset:
         self.name = points.name
 
     def send(self, flat: Tensor, peer: int) -> PendingMessage:
-        """See PointToPoint."""
         return self._point_to_point.send(flat, self._ranks[peer])
 
     def receive(self, flat: Tensor, peer: int) -> PendingMessage:
-        """See PointToPoint."""
         return self._point_to_point.receive(flat, self._ranks[peer])
 
 
 class TwoLevelTransport:
-    """See the head of this module.
+    """See the head of this module; a `Transport`.
 
     Args:
         hosts: The ranks of each host, in order; all of one length.
@@ -61,7 +59,6 @@ class TwoLevelTransport:
         self._host, self._local = self._places[rank]
 
     def all_reduce(self, flat: Tensor, op: ReduceOperator, timeout_s: float) -> str:
-        """See Transport."""
         plain = _plain(op)
         if flat.numel() * flat.element_size() < RAILS_NBYTES:
             self._inside.reduce(flat, plain, 0, timeout_s)
@@ -88,7 +85,6 @@ class TwoLevelTransport:
         return path
 
     def reduce(self, flat: Tensor, op: ReduceOperator, root: int, timeout_s: float) -> str:
-        """See Transport."""
         root_host, root_local = self._places[root]
         plain = _plain(op)
         data = flat if self._rank == root else flat.clone()
@@ -101,7 +97,6 @@ class TwoLevelTransport:
         return f"shm + {path}"
 
     def broadcast(self, flat: Tensor, root: int, timeout_s: float) -> str:
-        """See Transport."""
         root_host, root_local = self._places[root]
         path = ""
         if self._local == root_local:
@@ -110,7 +105,6 @@ class TwoLevelTransport:
         return f"shm + {path}"
 
     def all_gather(self, outputs: Flats, flat: Tensor, timeout_s: float) -> str:
-        """See Transport."""
         if any(output.numel() != flat.numel() for output in outputs):
             return self._flat.all_gather(outputs, flat, timeout_s)
         rail = torch.empty(len(self._hosts), flat.numel(), dtype=flat.dtype)
@@ -123,7 +117,6 @@ class TwoLevelTransport:
         return f"shm + {path}"
 
     def reduce_scatter(self, output: Tensor, inputs: Flats, op: ReduceOperator, timeout_s: float) -> str:
-        """See Transport."""
         if any(one.numel() != output.numel() for one in inputs):
             return self._flat.reduce_scatter(output, inputs, op, timeout_s)
         plain = _plain(op)
@@ -135,19 +128,15 @@ class TwoLevelTransport:
         return f"shm + {path}"
 
     def all_to_all(self, outputs: Flats, inputs: Flats, timeout_s: float) -> str:
-        """See Transport."""
         return self._flat.all_to_all(outputs, inputs, timeout_s)
 
     def gather(self, outputs: Flats | None, flat: Tensor, root: int, timeout_s: float) -> str:
-        """See Transport."""
         return self._flat.gather(outputs, flat, root, timeout_s)
 
     def scatter(self, flat: Tensor, inputs: Flats | None, root: int, timeout_s: float) -> str:
-        """See Transport."""
         return self._flat.scatter(flat, inputs, root, timeout_s)
 
     def barrier(self, timeout_s: float) -> str:
-        """See Transport."""
         self._inside.barrier(timeout_s)
         path = self.between.barrier(timeout_s) if self._local == 0 else "leaders"
         self._inside.barrier(timeout_s)

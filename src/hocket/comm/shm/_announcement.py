@@ -48,31 +48,11 @@ class AnnouncementBoard:
         self._arenas = tuple([view[:8].cast("q") for view in views] for views in self._places)
 
     def write(
-        self,
-        seq: int,
-        kind: str,
-        dtype: torch.dtype,
-        numel: int,
-        operator: int,
-        root: int,
-        place: MemoryHandle | None,
+        self, seq: int, kind: str, dtype: torch.dtype, numel: int, operator: int, root: int, place: MemoryHandle | None
     ) -> None:
         """Write this rank's announcement of operation `seq`, to be published."""
-        arena, fd, arena_nbytes, offset = place or (-1, -1, 0, 0)
-        _ANNOUNCEMENT.pack_into(
-            self._own[seq & 1],
-            0,
-            seq & _SEQ_MASK,
-            _KIND_NUMBERS[kind],
-            operator,
-            DTYPE_NUMBERS[dtype],
-            root,
-            numel,
-            arena,
-            fd,
-            arena_nbytes,
-            offset,
-        )
+        contract = seq & _SEQ_MASK, _KIND_NUMBERS[kind], operator, DTYPE_NUMBERS[dtype], root, numel
+        _ANNOUNCEMENT.pack_into(self._own[seq & 1], 0, *contract, *(place or (-1, -1, 0, 0)))
 
     def agree(self, seq: int) -> bool:
         """Return whether all ranks have announced the same operation as this one."""

@@ -2,19 +2,17 @@
 
 import os
 import select
-from pathlib import Path
 from typing import Final
+
+from hocket._sweep import stat_of
 
 LONGER: Final = "If it only needs longer: HOCKET_TIMEOUT=SECONDS, or timeout_s of hocket.distribute and hocket.Trainer"
 
 
 def state_of(pid: int) -> str:
     """Return, for a message, that a process of this host is stopped and how it goes on; "" if it is not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
-    return f" and is stopped (SIGSTOP; `kill -CONT {pid}` lets it go on)" if state in "Tt" else ""
+    stopped = stat_of(pid)[:1] in (["T"], ["t"])
+    return f" and is stopped (SIGSTOP; `kill -CONT {pid}` lets it go on)" if stopped else ""
 
 
 class Liveness:

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 PAGE = 4096
+_MARK = slice(PAGE - 8, PAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +55,25 @@ class SharedSegment:
             raise
 
     @classmethod
-    def attach(cls, address: Address) -> "SharedSegment":
-        """Map a segment of another process on this host.
+    def attach(cls, address: Address, mark: int | None = None) -> "SharedSegment":
+        """Map a segment of another process on this host, if it has this mark.
 
         Raises:
             OSError: the process is not visible from here, or does not let us look.
+            ValueError: another process has that number by now.
         """
         fd = os.open(f"/proc/{address.pid}/fd/{address.fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            return cls(fd, address.nbytes)
+            segment = cls(fd, address.nbytes)
         finally:
             os.close(fd)
+        if mark is not None and segment.view[_MARK] != mark.to_bytes(8, "little"):
+            raise ValueError("the process number belongs to another process")
+        return segment
+
+    def mark(self, number: int) -> None:
+        """Write the number by which a peer can tell that it mapped the right segment, at the end of the first page."""
+        self.view[_MARK] = number.to_bytes(8, "little")
 
     def address(self) -> Address:
         """Return what a peer needs to attach this segment while this process keeps `fd` open."""

@@ -1,5 +1,7 @@
 """The shared-memory transport: all ranks of the group on one host."""
 
+from functools import partial
+
 import torch
 
 from ..transport import Flats, ReduceOperator
@@ -27,42 +29,23 @@ class SharedMemoryTransport:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self._plans = _all_reduce.DirectPlans()
+        self.reduce = partial(_all_reduce.reduce, channel)
+        self.all_to_all = partial(_exchange.all_to_all, channel)
+        self.gather = partial(_exchange.gather, channel)
+        self.scatter = partial(_exchange.scatter, channel)
+        self.barrier = partial(_exchange.barrier, channel)
 
     def _place_if_long(self, flat: torch.Tensor) -> MemoryHandle | None:
         return _place(flat) if flat.numel() * flat.element_size() >= self.channel.sizes.direct else None
 
     def all_reduce(self, flat: torch.Tensor, op: ReduceOperator, timeout_s: float) -> str:
-        """See Transport."""
         return _all_reduce.all_reduce(self.channel, self._plans, flat, op, self._place_if_long(flat), timeout_s)
 
-    def reduce(self, flat: torch.Tensor, op: ReduceOperator, root: int, timeout_s: float) -> str:
-        """See Transport."""
-        return _all_reduce.reduce(self.channel, flat, op, root, timeout_s)
-
     def broadcast(self, flat: torch.Tensor, root: int, timeout_s: float) -> str:
-        """See Transport."""
         return _exchange.broadcast(self.channel, flat, root, self._place_if_long(flat), timeout_s)
 
     def all_gather(self, outputs: Flats, flat: torch.Tensor, timeout_s: float) -> str:
-        """See Transport."""
         return _exchange.all_gather(self.channel, outputs, flat, _place(flat), timeout_s)
 
     def reduce_scatter(self, output: torch.Tensor, inputs: Flats, op: ReduceOperator, timeout_s: float) -> str:
-        """See Transport."""
         return _exchange.reduce_scatter(self.channel, output, inputs, op, _common_place(inputs), timeout_s)
-
-    def all_to_all(self, outputs: Flats, inputs: Flats, timeout_s: float) -> str:
-        """See Transport."""
-        return _exchange.all_to_all(self.channel, outputs, inputs, timeout_s)
-
-    def gather(self, outputs: Flats | None, flat: torch.Tensor, root: int, timeout_s: float) -> str:
-        """See Transport."""
-        return _exchange.gather(self.channel, outputs, flat, root, timeout_s)
-
-    def scatter(self, flat: torch.Tensor, inputs: Flats | None, root: int, timeout_s: float) -> str:
-        """See Transport."""
-        return _exchange.scatter(self.channel, flat, inputs, root, timeout_s)
-
-    def barrier(self, timeout_s: float) -> str:
-        """See Transport."""
-        return _exchange.barrier(self.channel, timeout_s)

@@ -12,7 +12,7 @@ import torch
 
 from . import kernel as _kernel
 from ._liveness import Liveness
-from ._segment import PAGE, Address, SharedSegment, host_identity, nonce
+from ._segment import PAGE, SharedSegment, host_identity, nonce
 
 
 class MemoryWindow:
@@ -72,13 +72,13 @@ def open_window(rank: int, nbytes: int, exchange: Callable[[Any], list[Any]]) ->
     if os.environ.get("HOCKET_SHARED_MEMORY", "1") != "0" and _kernel.supported():
         number = nonce()
         segment = SharedSegment.create(f"window-{rank}", PAGE + nbytes)
-        segment.view[:8] = number.to_bytes(8, "little")
+        segment.mark(number)
         mine = (host_identity(), segment.address(), number)
     infos = exchange(mine)
     window = None
     if segment is not None and mine is not None and all(info is not None and info[0] == mine[0] for info in infos):
         try:
-            segments = [segment if peer == rank else _attach(info[1], info[2]) for peer, info in enumerate(infos)]
+            segments = [segment if peer == rank else SharedSegment.attach(*info[1:]) for peer, info in enumerate(infos)]
             window = MemoryWindow(rank, segments, [info[1].pid for info in infos])
         except (OSError, ValueError):
             window = None  # a peer's memory cannot be seen from here; nobody uses it then
@@ -88,10 +88,3 @@ def open_window(rank: int, nbytes: int, exchange: Callable[[Any], list[Any]]) ->
     if not everyone and window is not None:
         window.close()
     return window if everyone else None
-
-
-def _attach(address: Address, number: int) -> SharedSegment:
-    segment = SharedSegment.attach(address)
-    if int.from_bytes(segment.view[:8], "little") != number:
-        raise ValueError("the process number belongs to another process")
-    return segment

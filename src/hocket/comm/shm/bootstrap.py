@@ -4,11 +4,9 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Sequence
-from datetime import timedelta
-from typing import Any
 
 from .. import torch_adapter
+from ..transport import Membership
 from . import kernel as _kernel
 from ._channel import SEGMENT_NBYTES, Channel
 from ._peers import Peer
@@ -16,7 +14,6 @@ from ._segment import Address, SharedSegment, host_identity, nonce
 
 log = logging.getLogger("hocket.comm")
 
-_NONCE_OFFSET = 4088  # the last word of the header page
 _process_nonce = 0
 _process_pid = 0
 
@@ -29,13 +26,12 @@ def process_nonce() -> int:
     return _process_nonce
 
 
-def connect(
-    store: Any, name: str, rank: int, size: int, timeout: timedelta, global_ranks: Sequence[int]
-) -> Channel | None:
+def connect(at: Membership) -> Channel | None:
     """Open the channel of a group if all its ranks run on this host and can map each other's memory.
 
     All ranks come to the same answer: each publishes what it found, and one refusal is enough for None.
     """
+    store, name, rank, size, timeout, global_ranks = at
     segment, problem = None, None
     mine: dict[str, object] = {"host": None}
     if os.environ.get("HOCKET_SHARED_MEMORY", "1") == "0":
@@ -45,7 +41,7 @@ def connect(
     else:
         try:
             segment = SharedSegment.create(f"group-{name}", SEGMENT_NBYTES)
-            segment.view[_NONCE_OFFSET : _NONCE_OFFSET + 8] = process_nonce().to_bytes(8, "little")
+            segment.mark(process_nonce())
             mine = {"host": host_identity(), "pid": os.getpid(), "fd": segment.fd, "nonce": process_nonce()}
         except OSError as error:
             problem = f"no shared memory: {error}"
@@ -78,9 +74,7 @@ def connect(
 def _attach(rank: int, info: dict[str, int], own: SharedSegment | None) -> Peer:
     if own is not None:
         return Peer(rank, info["pid"], info["nonce"], own, -1)
-    segment = SharedSegment.attach(Address(info["pid"], info["fd"], SEGMENT_NBYTES))
-    if int.from_bytes(segment.view[_NONCE_OFFSET : _NONCE_OFFSET + 8], "little") != info["nonce"]:
-        raise ValueError("the process number belongs to another process")
+    segment = SharedSegment.attach(Address(info["pid"], info["fd"], SEGMENT_NBYTES), info["nonce"])
     return Peer(rank, info["pid"], info["nonce"], segment, _watch(info["pid"], info["nonce"]))
 
 

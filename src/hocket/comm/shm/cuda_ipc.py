@@ -11,14 +11,13 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import torch_adapter
-from ..transport import CollectiveTimeoutError, CommError
+from ..transport import CollectiveTimeoutError, CommError, Membership
 from . import bootstrap as _bootstrap
 from ._channel import Channel
 from ._peers import Peers
@@ -140,9 +139,7 @@ def _free_released() -> None:
                 _released.remove(one)
 
 
-def connect(
-    store: Any, name: str, rank: int, size: int, timeout: timedelta, global_ranks: list[int], device: torch.device
-) -> CudaChannel | None:
+def connect(at: Membership, device: torch.device) -> CudaChannel | None:
     """Open device slots among ranks that share one GPU; None if every rank has a GPU of its own (NCCL's case).
 
     All ranks of the group must come here, at their first collective on a CUDA tensor.
@@ -151,8 +148,8 @@ def connect(
         CollectiveTimeoutError: not all ranks have come in time.
         CommError: ranks share GPUs in a way that no transport serves, or one of them cannot open the others' memory.
     """
-    everyone = range(size)
-    gpus = set(_exchanged(store, "gpu", rank, everyone, _uuid(device), name, timeout, global_ranks))
+    name, size, everyone = at.name, at.size, range(at.size)
+    gpus = set(_exchanged(at, "gpu", everyone, _uuid(device)))
     if len(gpus) == size:
         return None
     if len(gpus) > 1:
@@ -160,7 +157,7 @@ def connect(
             f"{size} ranks of group {name!r} share {len(gpus)} GPUs; give every rank a GPU of its own (NCCL) or all "
             "ranks the same one (CUDA IPC)"
         )
-    host = _bootstrap.connect(store, f"{name}-cuda", rank, size, timeout, global_ranks)
+    host = _bootstrap.connect(at._replace(name=f"{name}-cuda"))
     if host is None:
         raise CommError(f"ranks of group {name!r} share a GPU but not a host's shared memory")
     with torch.cuda.device(device):
@@ -169,31 +166,27 @@ def connect(
             mine = handle.hex()
         except CommError as error:
             mine = _REFUSED + str(error)
-        handles = _exchanged(store, "ipc", rank, everyone, mine, name, timeout, global_ranks)
-        problem = _refusal(handles, global_ranks)
+        handles = _exchanged(at, "ipc", everyone, mine)
+        problem = _refusal(handles, at.numbers)
         if problem is None:
             try:
-                addresses = [address if r == rank else _open(bytes.fromhex(h)) for r, h in enumerate(handles)]
+                addresses = [address if r == at.rank else _open(bytes.fromhex(h)) for r, h in enumerate(handles)]
                 mine = ""
             except CommError as error:
                 mine = _REFUSED + str(error)
-            problem = _refusal(
-                _exchanged(store, "ipc-verdict", rank, everyone, mine, name, timeout, global_ranks), global_ranks
-            )
+            problem = _refusal(_exchanged(at, "ipc-verdict", everyone, mine), at.numbers)
     if problem is not None:
         raise CommError(f"ranks of group {name!r} cannot share GPU {device.index} through CUDA IPC: {problem}")
     return CudaChannel(host, addresses, device)
 
 
-def share_gpu(
-    store: Any, name: str, rank: int, peer: int, timeout: timedelta, global_ranks: list[int], device: torch.device
-) -> bool:
+def share_gpu(at: Membership, peer: int, device: torch.device) -> bool:
     """Return whether `peer` is on this rank's GPU; both come here, at the first message between them.
 
     Raises:
         CollectiveTimeoutError: the peer has not come in time.
     """
-    return len(set(_exchanged(store, "gpu", rank, (rank, peer), _uuid(device), name, timeout, global_ranks))) == 1
+    return len(set(_exchanged(at, "gpu", (at.rank, peer), _uuid(device)))) == 1
 
 
 def _uuid(device: torch.device) -> str:
@@ -203,24 +196,16 @@ def _uuid(device: torch.device) -> str:
 _REFUSED = "refused: "
 
 
-def _refusal(answers: list[str], global_ranks: list[int]) -> str | None:
-    for rank, answer in zip(global_ranks, answers, strict=True):
+def _refusal(answers: list[str], numbers: Sequence[int]) -> str | None:
+    for rank, answer in zip(numbers, answers, strict=True):
         if answer.startswith(_REFUSED):
             return f"rank {rank}: {answer.removeprefix(_REFUSED)}"
     return None
 
 
-def _exchanged(
-    store: Any,
-    what: str,  # one word, by which the values are kept in the store
-    rank: int,
-    ranks: Sequence[int],  # of the group, in order
-    mine: str,
-    name: str,
-    timeout: timedelta,
-    global_ranks: list[int],
-) -> list[str]:
-    """Return what each of `ranks` says, this rank's own included."""
+def _exchanged(at: Membership, what: str, ranks: Sequence[int], mine: str) -> list[str]:
+    """Return what each of `ranks` says, this rank's own included; `what` is how the store calls it, in one word."""
+    store, name, rank, _, timeout, global_ranks = at
     store.set(f"hocket/{what}/{rank}", mine)
     keys = {r: f"hocket/{what}/{r}" for r in ranks}
     try:

@@ -3,7 +3,7 @@
 from ._errors import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
 from ._flat import apart, cut, flatten, split, write_back
 from ._reduce import ReduceOperator, reducer
-from ._transport import Flats, Transport
+from ._transport import Flats, Membership, Transport
 from .observers import (
     Observer,
     OperationRecord,
@@ -16,7 +16,7 @@ from .observers import (
 )
 
 __all__ = [
-    "CollectiveMismatchError", "CollectiveTimeoutError", "CommError", "Flats", "Observer", "OperationRecord",
-    "PeerDiedError", "ProgressObserver", "ReduceOperator", "Transport", "announce_message", "apart", "cut",
-    "flatten", "follow", "known_group", "label", "observe", "reducer", "split", "write_back",
+    "CollectiveMismatchError", "CollectiveTimeoutError", "CommError", "Flats", "Membership", "Observer",
+    "OperationRecord", "PeerDiedError", "ProgressObserver", "ReduceOperator", "Transport", "announce_message", "apart",
+    "cut", "flatten", "follow", "known_group", "label", "observe", "reducer", "split", "write_back",
 ]  # fmt: skip

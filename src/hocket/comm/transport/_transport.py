@@ -5,13 +5,25 @@ is done and returns the name of the path taken.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from datetime import timedelta
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from ._reduce import ReduceOperator
 
 Flats = Sequence[torch.Tensor]
+
+
+class Membership(NamedTuple):
+    """A rank's place in a group, or in a part of one, and where its ranks meet."""
+
+    store: Any
+    name: str
+    rank: int
+    size: int
+    timeout: timedelta  # for all to come
+    numbers: Sequence[int]  # in the world, of all its ranks
 
 
 class Transport(Protocol):

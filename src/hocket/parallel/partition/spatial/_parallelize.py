@@ -53,7 +53,6 @@ class SpatialParallel:
 
     @property
     def refused(self) -> list[tuple[str, str]]:
-        """See the class."""
         return [(one.name, one.reason) for one in self.decisions if one.form == "gathered"]
 
     def __str__(self) -> str:

@@ -39,42 +39,31 @@ def copy_to(world: World, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def reduce_from(world: World, tensor: torch.Tensor) -> torch.Tensor:
     """Return the sum over the ranks."""
-    if world.size == 1:
-        return tensor
-    total: torch.Tensor = _Reduce.apply(world, tensor)  # type: ignore[no-untyped-call]
-    return total
+    return _applied(_Reduce, world, tensor)
 
 
 def gather(world: World, tensor: torch.Tensor, split: Shard) -> torch.Tensor:
     """Return the full tensor from its parts, for use that is the same on all ranks."""
-    if world.size == 1:
-        return tensor
-    full: torch.Tensor = _Gather.apply(world, tensor, split, False)  # type: ignore[no-untyped-call]
-    return full
+    return _applied(_Gather, world, tensor, split, False)
 
 
 def gather_partial(world: World, tensor: torch.Tensor, split: Shard) -> torch.Tensor:
     """Return the full tensor from its parts, for use on parts of something else: gradients are added over the ranks."""
-    if world.size == 1:
-        return tensor
-    full: torch.Tensor = _Gather.apply(world, tensor, split, True)  # type: ignore[no-untyped-call]
-    return full
+    return _applied(_Gather, world, tensor, split, True)
 
 
 def scatter(world: World, tensor: torch.Tensor, split: Shard) -> torch.Tensor:
     """Return this rank's part of a tensor that all ranks have."""
-    if world.size == 1:
-        return tensor
-    part: torch.Tensor = _Scatter.apply(world, tensor, split)  # type: ignore[no-untyped-call]
-    return part
+    return _applied(_Scatter, world, tensor, split)
 
 
 def reduce_scatter(world: World, tensor: torch.Tensor, split: Shard) -> torch.Tensor:
     """Return this rank's part of the sum over the ranks."""
-    if world.size == 1:
-        return tensor
-    part: torch.Tensor = _ReduceScatter.apply(world, tensor, split)  # type: ignore[no-untyped-call]
-    return part
+    return _applied(_ReduceScatter, world, tensor, split)
+
+
+def _applied(function: Any, world: World, tensor: torch.Tensor, *how: Any) -> torch.Tensor:
+    return tensor if world.size == 1 else function.apply(world, tensor, *how)
 
 
 # Operations are called in one order on all ranks, for all run the same model on the same batch, and autograd goes

@@ -187,15 +187,6 @@ def cut_class(front: type[nn.Module], layer: type[nn.Module]) -> type[nn.Module]
     return type(f"Cut{layer.__name__}", (front, layer), about)
 
 
-CutLinear = cut_class(CutLayer, nn.Linear)
-CutConv1d = cut_class(CutLayer, nn.Conv1d)
-CutConv2d = cut_class(CutLayer, nn.Conv2d)
-CutConv3d = cut_class(CutLayer, nn.Conv3d)
-CutConvTranspose1d = cut_class(CutLayer, nn.ConvTranspose1d)
-CutConvTranspose2d = cut_class(CutLayer, nn.ConvTranspose2d)
-CutConvTranspose3d = cut_class(CutLayer, nn.ConvTranspose3d)
-
-
 def _check_ids(ids: torch.Tensor, rows: int) -> None:
     """Raise IndexError for a row that is nobody's, as one device does; on a GPU as late as torch does."""
     if not ids.numel():
@@ -308,13 +299,6 @@ def _copies(world: World, *parameters: torch.Tensor | None) -> list[torch.Tensor
 
 
 CUT_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Linear: CutLinear,
-    nn.Conv1d: CutConv1d,
-    nn.Conv2d: CutConv2d,
-    nn.Conv3d: CutConv3d,
-    nn.ConvTranspose1d: CutConvTranspose1d,
-    nn.ConvTranspose2d: CutConvTranspose2d,
-    nn.ConvTranspose3d: CutConvTranspose3d,
     nn.Embedding: CutEmbedding,
     nn.EmbeddingBag: CutEmbeddingBag,
     nn.Dropout: CutPlainDropout,
@@ -322,3 +306,7 @@ CUT_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
     nn.LayerNorm: CutLayerNorm,
     nn.RMSNorm: CutRMSNorm,
 }
+for _layer in (
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+):  # fmt: skip
+    CUT_CLASSES[_layer] = globals()[f"Cut{_layer.__name__}"] = cut_class(CutLayer, _layer)  # where pickle looks
