@@ -161,7 +161,7 @@ class Contention:
         own, parts = beside if beside and world == len(self._nodes) else (None, (1.0,) * len(groups))
 
         def played(nbytes: float) -> float:
-            graph, ends = StepGraph(world), []
+            graph, ends = StepGraph(world), list[int]()
             for number, ranks in enumerate(groups):
                 if part := parts[number // stride]:
                     work = graph.collective(schedule, part * nbytes, ranks=ranks)

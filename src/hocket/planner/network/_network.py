@@ -338,6 +338,8 @@ class Network:
         contention = self.routes(size, stride)
         best, least = lines[0], (0.0, float("inf"))
         uneven = contention is not None and contention.uneven(size, stride)
+        if uneven and beside:  # what is simulated, which takes long
+            beside = beside[0], tuple(round(4 * part) / 4 for part in beside[1])
         faster = contention.faster_inside if contention else 1.0  # than neighbours', by which all lines are reckoned
         step_by_step = []
         for bound, place in sorted([(one.late_s + one.each * nbytes, one.place) for one in lines]):
