@@ -95,6 +95,20 @@ def test_a_simulation_that_memory_cannot_hold_is_one_clear_error(
     assert "there is not enough memory for it; ask for less" in err
 
 
+def test_collectives_of_hosts_with_several_devices_are_simulated_in_two_levels(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    where = "rails:hosts=3,server=dgx-h100,bandwidth=400Gbit/s"
+    for ranks, local in (("24", 8), ("12", 4)):  # of 12 ranks a host of eight has two groups of four
+        code, out, _ = run(
+            capsys, "simulate", "collective", "--cluster", where, "--bytes", "1GiB", "-n", ranks, "--json"
+        )
+        assert code == 0
+        found = json.loads(out)["expected"][0]["algorithm"]
+        assert found.startswith("rails:")
+        assert f"local={local}" in found
+
+
 def test_simulate_compares_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "simulate", "collective", "--cluster", "star:hosts=4", "--bytes", "64B,64MiB")
     assert code == 0

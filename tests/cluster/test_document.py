@@ -85,6 +85,7 @@ bandwidth = "1 GB/s"
 @pytest.mark.parametrize(
     ("text", "path", "told"),
     [
+        ('[topology]\nkind = "star"\n', "topology", "known are single, star"),
         (TWO.replace("1 GB/s", "1 GBs"), "links[0].bandwidth", 'write "25 GB/s" or "100 Gbit/s"'),
         (TWO.replace('"a", "b"', '"a", "c"'), "links[0].ends[1]", "there is no node 'c'"),
         (TWO.replace('"a", "b"', '"a", "a"'), "links[0].ends", "linked to itself"),

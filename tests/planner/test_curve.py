@@ -156,6 +156,14 @@ def test_the_picture_holds_its_legend_and_all_that_was_measured() -> None:
     assert 'stroke-width="6"' in svg  # the interval of a single point
 
 
+def test_a_plan_tells_memory_in_whole_bytes() -> None:
+    where = cluster.load("star:hosts=3,bandwidth=1Gbit/s")
+    fixed = {"shard": "parameters", "data_parallel_degree": 3}
+    found = search(chain(), where, workers=3, batch=3, constants=PLAIN, fixed=fixed, memory_limit=0)
+    assert found.best.memory.total % 1
+    assert with_reasons(found).predicted["memory_bytes"] == round(found.best.memory.total)
+
+
 def test_a_run_is_checked_against_its_plan() -> None:
     where = cluster.load("star:hosts=4,bandwidth=1Gbit/s,latency=1us")
     fixed = {"pipeline_parallel_degree": 1, "shard": "none", "bucket_bytes": 10_000_000}

@@ -1,6 +1,7 @@
 """`hocket simulate`: what collectives, training steps and pipelines would take on a cluster. No clock is involved."""
 
 import contextlib
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,7 +32,7 @@ def collective(
     as_json: Json = False,
 ) -> None:
     """Compare all algorithms that serve a collective on a cluster, by size; the fastest is marked."""
-    from hocket.algorithms import candidates, cluster_tree, get
+    from hocket.algorithms import candidates, cluster_tree, get, planned
     from hocket.cluster import ClusterError, load
     from hocket.planner import Constants, expected_collective
     from hocket.schedule import Collective
@@ -43,6 +44,12 @@ def collective(
         wanted = Collective(kind, _ranks(world, found))
         sizes = [parse_bytes(word) for word in size.split(",")]
         schedules = {one.name: one(wanted) for one in candidates(wanted)}
+        with contextlib.suppress(ClusterError):  # hosts with different numbers of ranks have no two levels
+            for one, given in planned(wanted, math.gcd(wanted.world, found.ranks_per_host())):
+                if "local" in given:
+                    words = ",".join(f"{name}={value}" for name, value in given.items())
+                    schedules[f"{one.name}:{words}"] = one(wanted, **given)
+        wide = max(22, *(len(name) + 1 for name in schedules))
         tree = get("aggregation_tree")
         if found.reductions and kind in tree.kinds:
             with contextlib.suppress(ClusterError):  # switches inside hosts reduce, and none that all ranks reach
@@ -64,15 +71,15 @@ def collective(
         print_json(facts | {"expected": reached, "basis": known.basis})
         return
     typer.echo(f"{wanted} on {found.name}, predicted at the rates of its links, in us; * is the fastest")
-    typer.echo("".join([f"{'':22}", *(f"{format_bytes(nbytes):>14}" for nbytes in sizes)]))
+    typer.echo("".join([f"{'':{wide}}", *(f"{format_bytes(nbytes):>14}" for nbytes in sizes)]))
     for name, row in seconds.items():
         cells = [f"{'*' * (name == best)}{one * 1e6:.2f}" for one, best in zip(row, fastest, strict=True)]
-        typer.echo(f"{name:22}" + "".join(f"{cell:>14}" for cell in cells))
+        typer.echo(f"{name:{wide}}" + "".join(f"{cell:>14}" for cell in cells))
     typer.echo(f"the fastest, with what runs reach of links ({known.basis}), and the interval that holds 80% of them:")
     ends = [("expected", [one.seconds for one in expected])]
     ends += [(name, [one.interval_s[end] for one in expected]) for end, name in enumerate(("from", "to"))]
     for name, times in ends:
-        typer.echo(f"{name:22}" + "".join(f"{one * 1e6:14.2f}" for one in times))
+        typer.echo(f"{name:{wide}}" + "".join(f"{one * 1e6:14.2f}" for one in times))
 
 
 @simulate.command()

@@ -66,7 +66,7 @@ def build(values: Mapping[str, Any]) -> Cluster:
     if "topology" not in values:
         return _build_explicit(check(_Explicit, values))
     topology = values["topology"]
-    if topology not in TOPOLOGIES:
+    if not isinstance(topology, str) or topology not in TOPOLOGIES:
         raise ClusterError(f"{topology!r} is unknown; known are {', '.join(TOPOLOGIES)}", path="topology")
     return check(TOPOLOGIES[topology], values).build()
 

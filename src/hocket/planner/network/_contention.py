@@ -119,11 +119,22 @@ class Contention:
         return late * form.steps / number, bytewise * float(form.wire) / wire
 
     def uneven(self, size: int, stride: int) -> bool:
-        """Return whether groups of this shape lie on hosts in different ways, or their ranks have unlike links."""
+        """Return whether groups of this shape lie on hosts or switches in different ways, or have unlike links."""
         block, local = size * stride, self._local
         if len(self._nodes) <= local or not local % block:  # inside hosts
             return self._unlike or (self.faster_inside > 1 and not self._cluster.reached)
-        return self._unlike or bool(block % local or (stride < local and local % stride))
+        return self._unlike or any(
+            block % near and near % block or (stride < near and near % stride and near % block)
+            for near in (local, *self._near)
+        )
+
+    @functools.cached_property
+    def _near(self) -> list[int]:
+        """How many ranks, one after the other, are at one switch, under the switches above it, and so on."""
+        ranks = self._nodes[self._local :]
+        hops = np.diff(self._cluster.routes(np.full_like(ranks, self._nodes[0]), ranks).offsets)
+        farther = np.flatnonzero(np.diff(hops)) + 1
+        return (self._local + farther).tolist() if (np.diff(hops) >= 0).all() else []
 
     def _astray(
         self,
@@ -132,11 +143,13 @@ class Contention:
         collective: Collective,
         stride: int,
         form: ClosedForm,
+        beside: tuple[int, tuple[float, ...]] | None = None,
     ) -> tuple[float, float, float]:
         """Return how many times as long as `rates` says latency and bytes take where nobody waits for a step's end.
 
         Ranks whose links have little latency catch up while others' bytes take long, so that both together take less
         than their sum. The third number is p of (latency^p + bytes^p)^(1/p), by what they take where they are equal.
+        Who talks `beside` for a part of the time has that part of the bytes.
         """
         schedule, size, world = algorithm(collective, **dict(given)), collective.world, len(self._nodes)
         if not self._unlike and not self._local % (size * stride):
@@ -144,13 +157,16 @@ class Contention:
         if schedule.transfer_count * (world // size) > _MOST_TRANSFERS:
             return 1.0, 1.0, 1.0
         groups = np.arange(world).reshape(-1, size, stride).swapaxes(1, 2).reshape(-1, size)
-        late, each = self.rates(algorithm, given, collective, stride, (1.0, 1.0), form)
+        late, each = self.rates(algorithm, given, collective, stride, (1.0, 1.0), form, beside)
+        own, parts = beside if beside and world == len(self._nodes) else (None, (1.0,) * len(groups))
 
         def played(nbytes: float) -> float:
-            graph = StepGraph(world)
-            for ranks in groups:
-                graph.collective(schedule, nbytes, ranks=ranks)
-            return simulate_step(graph, self._cluster).seconds
+            graph, ends = StepGraph(world), list[int]()
+            for number, ranks in enumerate(groups):
+                if part := parts[number // stride]:
+                    work = graph.collective(schedule, part * nbytes, ranks=ranks)
+                    ends += work.nodes.tolist() if own in (None, number // stride) else []
+            return float(simulate_step(graph, self._cluster).end_s[ends].max())
 
         latency_s, large_s = played(0.0), played(_LARGE_NBYTES)
         factors = latency_s / late if late else 1.0, large_s / (_LARGE_NBYTES * each) if each else 1.0

@@ -62,7 +62,7 @@ class _CostLine(NamedTuple):
     # latency and seconds for each byte on the links that are really used, by who talks beside (`Contention.rates`)
     routed: Callable[[tuple[int, tuple[float, ...]] | None], tuple[float, float]]
     # by how many times that is wrong because steps do not wait for each other (`Contention.astray`)
-    astray: Callable[[], tuple[float, float, float]]
+    astray: Callable[[tuple[int, tuple[float, ...]] | None], tuple[float, float, float]]
 
     def slowest(self, nbytes: float) -> str:
         """Where most of the time goes, in the words of `Cost.link`."""
@@ -338,6 +338,8 @@ class Network:
         contention = self.routes(size, stride)
         best, least = lines[0], (0.0, float("inf"))
         uneven = contention is not None and contention.uneven(size, stride)
+        if uneven and beside:  # what is simulated, which takes long
+            beside = beside[0], tuple(round(4 * part) / 4 for part in beside[1])
         faster = contention.faster_inside if contention else 1.0  # than neighbours', by which all lines are reckoned
         step_by_step = []
         for bound, place in sorted([(one.late_s + one.each * nbytes, one.place) for one in lines]):
@@ -355,7 +357,7 @@ class Network:
             if late + each * nbytes < least[0] + least[1] * nbytes:
                 best, least = line, (late, each)
         if uneven and step_by_step:
-            best, least = self._astray(sorted(step_by_step), lines, nbytes, constants.collective_s)
+            best, least = self._astray(sorted(step_by_step), lines, nbytes, constants.collective_s, beside)
         seconds = least[0] + least[1] * nbytes
         best_cost = Cost(seconds, best.algorithm.name, best.slowest(nbytes), best.given, least[0])
         local, hosts = self.members(size, stride)[:2]
@@ -373,7 +375,11 @@ class Network:
 
     @staticmethod
     def _astray(
-        found: "Sequence[tuple[float, int, float, float]]", lines: "Sequence[_CostLine]", nbytes: float, start_s: float
+        found: "Sequence[tuple[float, int, float, float]]",
+        lines: "Sequence[_CostLine]",
+        nbytes: float,
+        start_s: float,
+        beside: tuple[int, tuple[float, ...]] | None,
     ) -> "tuple[_CostLine, tuple[float, float]]":
         """Return the fastest algorithm where steps do not wait for each other, its latency and its seconds a byte.
 
@@ -385,7 +391,7 @@ class Network:
         for _, place, late, each in found:
             if start_s + 0.75 * each * nbytes >= least[0] + least[1] * nbytes:
                 continue
-            later, slower, steep = lines[place].astray()
+            later, slower, steep = lines[place].astray(beside)
             late, moved = (late - start_s) * later, each * slower * nbytes
             longer = max(late, moved)
             both = longer * (1 + (min(late, moved) / longer) ** steep) ** (1 / steep) if longer else 0.0

@@ -138,9 +138,9 @@ def with_reasons(found: Search) -> Plan:
     """Return the winner with what was predicted for it and a reason for each choice, to be written as a file."""
     best, plan = found.best, found.best.plan
     parts = best.parts
-    predicted = {"step_s": best.step_s, "samples_per_s": best.throughput, "memory_bytes": best.memory.total}
+    predicted = {"step_s": best.step_s, "samples_per_s": best.throughput, "memory_bytes": round(best.memory.total)}
     if best.memory.process:
-        predicted["resident_bytes"] = best.memory.resident
+        predicted["resident_bytes"] = round(best.memory.resident)
     predicted |= dict(zip(("step_low_s", "step_high_s"), best.interval_s, strict=True))
     predicted |= {f"{name}_s": seconds for name, seconds in parts.rows() if seconds}
     within = f" of those that fit in {format_bytes(found.memory_limit, 3)}" if found.memory_limit else ""

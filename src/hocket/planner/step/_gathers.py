@@ -3,7 +3,7 @@
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -71,29 +71,31 @@ def _followed(
     begun, left = [0.0] * p, [0.0] * p  # when a rank's last block began, and the reduction that its end asks for
     came: dict[tuple[bool, int, int], float] = {}
     order = plan_order(dataclasses.replace(plan, micro_batches=few))
-    # Of each rank what the gathers take with which its second and later actions begin.
-    coming: list[Iterator[float]] = [iter([_first(blocks[a.stage], a.kind) for a in own[1:]]) for own in order.ranks]
+    # Of each rank what its gathers take, those of a block after those of its action's blocks before.
+    coming = [[one[0] for a in own for one in _in_order(blocks[a.stage], a.kind)] for own in order.ranks]
     for number, (stage, kind, micro) in order.played.sequence:
         rank, link = ranks[number], links[number]
         forward, onward = kind == "F", stage + (1 if kind == "F" else -1)
         part = weights[stage] / whole[stage] if whole[stage] else 0.0
         part = {"F": 1.0, "B": 1.0, "I": 1 - part, "W": part}[kind]
         after = came.get((forward, stage, micro), 0.0) if kind != "W" else 0.0
-        for gather, reduce, ahead_s, back_s in blocks[stage] if forward else reversed(blocks[stage]):
+        for gather, reduce, ahead_s, back_s in _in_order(blocks[stage], kind):
             there = link.add(gather, begun[number] if ahead else rank.free_s)
             if left[number]:
                 link.add(left[number], rank.free_s)
-            begun[number] = max(rank.free_s, there, after)
-            rank.add(ahead_s if forward else part * back_s, begun[number])
+            begun[number] = max(rank.free_s, there)
+            rank.add(ahead_s if forward else part * back_s, max(there, after))
             left[number] = reduce if kind in ("B", "W") else 0.0
             if left[number] and not ahead:
                 rank.free_s, left[number] = link.add(reduce, rank.free_s), 0.0
-        link.next_s = next(coming[number], 0.0)
+        del coming[number][: len(blocks[stage])]
+        link.coming = coming[number][: 2 if ahead else 1]
         if kind != "W" and 0 <= onward < len(blocks):
             hop, way_s = works[min(stage, onward)].hop, plain.ways_s[forward, onward, micro]
             if works[min(stage, onward)].port == port and order.apart(min(stage, onward)):
                 both = number, order.home(onward)
-                busy_s = max(links[one].busy_until(begun[one] if ahead else ranks[one].free_s) for one in both)
+                asked = begun if ahead else [rank.free_s for rank in ranks]
+                busy_s = max(links[one].busy_until(asked[one], ranks[one].free_s) for one in both)
                 # Behind that gather the next one is asked for: the message seldom has the port alone again.
                 more_s = min(hop, max(0.0, busy_s - rank.free_s))
                 for one in both:
@@ -143,25 +145,28 @@ def _stages(
     return blocks, averages
 
 
-def _first(blocks: Sequence[_Block], kind: str) -> float:
-    """Return what the gather takes with which an action begins."""
-    return (blocks[0] if kind == "F" else blocks[-1])[0] if blocks else 0.0
+def _in_order(blocks: list[_Block], kind: str) -> list[_Block]:
+    """Return the blocks of a stage as an action of this kind goes through them."""
+    return blocks if kind == "F" else blocks[::-1]
 
 
 class _SharedPort(Stream):
     """The port of a rank, whose gathers and reductions have half of it while a message passes to or fro."""
 
-    __slots__ = ("busy", "next_s", "passed")
+    __slots__ = ("busy", "coming", "passed")
 
     def __init__(self) -> None:
         super().__init__()
         self.passed: list[tuple[float, float]] = []  # when messages pass, from and to, in order
         self.busy: list[tuple[float, float]] = []  # when it gathers and reduces, from and to, in order
-        self.next_s = 0.0  # what the gather takes that will be asked for next
+        self.coming: list[float] = []  # what the gathers take that will be asked for next, at most two
 
-    def busy_until(self, asked_s: float) -> float:
-        """Return when the next gather is there, which is asked for at such a time."""
-        return self._end(self.next_s, max(self.free_s, asked_s))
+    def busy_until(self, asked_s: float, computed_s: float) -> float:
+        """Return when the next gathers are there: the second is asked for when the first is there, and all computed."""
+        now = self.free_s
+        for seconds in self.coming:
+            now, asked_s = self._end(seconds, max(now, asked_s)), computed_s
+        return now
 
     def add(self, seconds: float, after: float = 0.0) -> float:
         """See `Stream.add`."""
