@@ -38,6 +38,11 @@ def counted(output: Tensor) -> Tensor:
         (lambda output: (output * (TARGET >= 0)[:, None]).mean() / (TARGET >= 0).float().mean(), (9.0,)),
         (lambda output: counted(output) + output.sum() * 0, (3.0, 0.0)),
         (lambda output: (output.sum(0) / torch.tensor([4.0, 3.0, 2.0])).mean(), (4.0, 3.0, 2.0)),
+        (lambda output: counted(output).mean(), (3.0,)),
+        (lambda output: counted(output)[None].sum() + output.square().mean().mean(), (3.0, 12.0)),
+        (lambda output: torch.stack([counted(output)]).mean(), (3.0,)),
+        (lambda output: torch.stack([output.square().sum() / 4]).sum(), (4.0,)),
+        (lambda output: output[:, :1].square().mean(0).mean(), (4.0,)),
     ],
 )
 def test_terms_tell_what_they_divide_by(loss: Callable[[Tensor], Tensor], counts: tuple[float, ...]) -> None:
@@ -63,6 +68,15 @@ def _shared(output: Tensor, target: Tensor) -> Tensor:
     """Classes, and boxes where there is an object, divided by objects."""
     objects = target.sum().clamp(min=1)
     return output.square().sum() / objects + (output - 1)[target > 0].abs().sum() / objects
+
+
+@pytest.mark.parametrize(
+    "taken", [lambda output: output[0], lambda output: output[:1], lambda output: next(iter(output))]
+)
+def test_the_mean_over_a_rank_s_one_sample_divides_by_samples(taken: Callable[[Tensor], Tensor]) -> None:
+    """`torch.stack([loss of each]).mean()`, where the batch is one sample of three elements."""
+    output = torch.rand(1, 3, requires_grad=True) * 1.0
+    assert divisors(torch.stack([taken(output).square().mean()]).mean(), samples=1) == (1.0,)
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,8 @@ def terms(loss: torch.Tensor, samples: int | None = None) -> list[Term]:
         by, scaled = _scaled(node) if kind in ("Mul", "Div") else (None, None)
         if kind in ("Add", "Sub") or (kind in (*SAME_VALUES, _OVER_RANKS) and len(below) == 1):
             todo += [replace(term, node=one) for one in reversed(below)]
+        elif scalar := _of_scalar(node):
+            todo.append(replace(term, node=scalar))
         elif by is not None and by.numel() == 1:
             number = abs(float(by))
             if kind == "Div" and len(below) == 1:
@@ -220,7 +222,7 @@ def _scaled(node: Any) -> tuple[torch.Tensor | None, Any]:
 def _parts(node: Any, samples: int | None) -> list[tuple[Any, float, torch.Tensor | None]]:
     """Return what a sum or mean goes over, if that was put together or is of all samples, with factors and divisors."""
     kind, size = kind_of(node), _elements(node)
-    if node.name() not in (*SUMS, *_MEANS) or size < 2:
+    if node.name() not in (*SUMS, *_MEANS) or not size:
         return []
     factors = torch.full((size,), 1.0 / size if kind == "Mean" else 1.0, dtype=torch.float64)
     divided: torch.Tensor | None = None
@@ -248,7 +250,7 @@ def _parts(node: Any, samples: int | None) -> list[tuple[Any, float, torch.Tenso
     inner = [one for one, _ in below.next_functions]
     if kind in ("Stack", "Cat"):
         of_samples = samples is None or (not size % max(1, samples) and any(is_of_one(one, samples) for one in inner))
-        if of_samples or len(inner) != size or None in inner:
+        if of_samples or size < 2 or len(inner) != size or None in inner:
             return []
         counts: list[torch.Tensor | None] = [None] * size if divided is None else list(divided)
         return [(one, f, d) for one, f, d in zip(inner, factors.tolist(), counts, strict=True)]
@@ -262,6 +264,23 @@ def _parts(node: Any, samples: int | None) -> list[tuple[Any, float, torch.Tenso
     if divided is None:  # the mean of sums over samples is a sum, whatever else it goes over
         return [(below, float(factors.mean()) * (size if node.name() in _MEANS else 1), None)]
     return [(below, f, d) for f, d in zip(factors.tolist(), divided, strict=True)]
+
+
+def _of_scalar(node: Any) -> Any:
+    """Return the loss that a sum or mean leaves as it is, for it goes over that alone (`loss.mean()`); else None.
+
+    The loss of one sample that was taken from all is none: the mean over as many as there are divides by samples.
+    """
+    if node.name() not in (*SUMS, *_MEANS) or len(node.next_functions) != 1:
+        return None
+    below = node.next_functions[0][0]
+    while below is not None and math.prod(torch_adapter.result_sizes(below)) == 1:
+        if not torch_adapter.result_sizes(below):
+            return None if _may_be_taken(below) else below
+        if kind_of(below) not in (*SAME_VALUES, "Stack", "Cat") or len(below.next_functions) != 1:
+            return None
+        below = below.next_functions[0][0]
+    return None
 
 
 def _of_samples(node: Any) -> list[Any]:
@@ -324,6 +343,17 @@ def _is_taken_from(node: Any, samples: int) -> bool:
     return False
 
 
+def _may_be_taken(node: Any) -> bool:
+    """Return whether a loss may be of one sample that was taken from this rank's, if it has no more: `outputs[i]`."""
+    for _ in range(_CHAIN):
+        if node is None or kind_of(node) in ("Stack", "Cat"):
+            return False
+        if kind_of(node) in ("Select", "Unbind", "Slice", "Split", "Narrow") and node._saved_dim == 0:
+            return torch_adapter.result_sizes(node)[:1] in ((), (1,)) or kind_of(node) in ("Select", "Unbind")
+        node = next((one for one, _ in node.next_functions if one is not None), None)
+    return False
+
+
 def is_one_by_one(loss: torch.Tensor, samples: int) -> bool:
     """Return whether a loss adds up those of single samples, each of which may be a mean over something else."""
     found = terms(loss, samples) if samples else []
@@ -380,6 +410,7 @@ def is_empty(node: Any, divisor: torch.Tensor | None = None) -> bool:
     """
     no_count = divisor is None or not is_plain(divisor)
     while node is not None:
+        node = _of_scalar(node) or node
         kind, below = kind_of(node), [one for one, _ in node.next_functions]
         sizes = tuple(getattr(node, "_saved_self_sym_sizes", ()))
         no_count |= sizes[:1] > (1,)
