@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -177,6 +178,7 @@ class StagedPasses(Passes):
         """See Passes."""
         loss_form, loss_fn = self.loss_form, loss_fn or self.loss_fn
         graph = loss_form.kind == "graph" and loss_form.inside is not False
+        unknown = graph and loss_form.inside is None
         found: list[MeasuredLoss] = []
 
         def loss_of(output: Any, micro: Micro) -> torch.Tensor:
@@ -195,6 +197,10 @@ class StagedPasses(Passes):
         if whole:
             self.pipeline.micro_batches = 1
         self.pipeline.evaluate(part.inputs, part.target, loss_of, alike=whole, graph=graph)
+        if unknown:  # ranks run the next batch with graphs, or without, all alike
+            inside = torch.tensor(float("nan") if loss_form.inside is None else float(loss_form.inside))
+            told = float(self.pipeline.from_last(inside.to(self.data.device)))
+            loss_form.inside = None if math.isnan(told) else bool(told)
         return found
 
     def _keep_step(self, part: BatchPart) -> None:
