@@ -175,8 +175,8 @@ def train(name: str, plan: Plan, steps: int = 4) -> Any:
         return traceback.format_exc()
 
 
-def train_all(cases: list[tuple[str, str]]) -> list[Any]:
-    return [train(name, PLANS[plan]) for name, plan in cases]
+def train_all(cases: list[tuple[str, str]], steps: int = 4) -> list[Any]:
+    return [train(name, PLANS[plan], steps) for name, plan in cases]
 
 
 def gathered(output: Tensor, target: Tensor) -> Tensor:

@@ -74,3 +74,24 @@ def test_what_a_hook_has_kept_of_another_rank_s_layer_is_no_part_of_a_loss() -> 
         assert found == pytest.approx(captured(Plan(), 3), rel=1e-11)
     for said in run_ranks(captured, 2, plan, 0, timeout_s=110):
         assert "a tensor (of shape [1, 6]) that the model's code kept when the model was cut into stages" in said
+
+
+def judged(plan: Plan) -> str:
+    """Return the error of a step whose loss calls a model that another Trainer has put into a pipeline."""
+    x = torch.randn(4, 6).double()
+    models = [nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).double() for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
+    hocket.Trainer(models[1], nn.functional.mse_loss, optimizers[1], plan, sample=x)
+
+    def loss_fn(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return models[1](output).square().mean()
+
+    trainer = hocket.Trainer(models[0], loss_fn, optimizers[0], plan, sample=x)
+    with pytest.raises(StageError) as caught:
+        trainer.step((x, x))
+    return str(caught.value)
+
+
+def test_a_loss_that_calls_another_model_in_a_pipeline_is_refused_at_once() -> None:
+    for said in run_ranks(judged, 2, Plan(pipeline_parallel_degree=2), timeout_s=60):
+        assert "a loss or metric calls a model that is in a pipeline" in said

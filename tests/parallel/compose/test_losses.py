@@ -49,6 +49,14 @@ def test_losses_are_those_of_one_process_or_refused() -> None:
     judge(run_ranks(loss_programs.train_all, 2, cases, timeout_s=110), cases)
 
 
+def test_several_batches_are_evaluated_before_the_first_step() -> None:
+    """Stages have to agree whether outputs carry a graph, and the last one alone sees what tells."""
+    cases = [(name, plan) for plan in ("pipeline", "whole pipeline") for name in ("tokens", "told", "pair", "inside")]
+    for case, *each in zip(cases, *run_ranks(loss_programs.train_all, 2, cases, 0), strict=True):
+        assert each[0] == each[1]
+        assert each[0][1] == pytest.approx(plain(case[0], 0)[1], rel=1e-12), case
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_all_losses_under_all_plans(ranks: int) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -424,16 +425,19 @@ def reaching() -> dict[str, str]:
 
 
 class Settings(nn.Module):
-    """A model whose code reads a list, a tensor that is no buffer, an object's field, and a list of its parameters."""
+    """A model whose code reads a list, tensors, an object's field, a function, and a list of its parameters."""
 
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
         self.factors, self.scale, self.config = [1.0, 2.0], torch.tensor(1.0), SimpleNamespace(power=2)
         self.both = [self.a.weight, self.b.weight]
+        self.act: Callable[[torch.Tensor], torch.Tensor] = torch.tanh
+        self.mean: torch.Tensor
+        self.register_buffer("mean", torch.zeros(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.b(self.a(x) * self.factors[1]) * self.scale
+        y = self.b(self.act(self.a(x)) * self.factors[1]) * self.scale - self.mean
         return y**self.config.power + self.both[0].sum()
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -89,12 +90,45 @@ def change_setting(model: guards.Settings) -> None:
     model.config.power = 3
 
 
-@pytest.mark.parametrize("change", [change_factors, change_tensor, replace_tensor, change_setting])
-def test_neither_may_lists_tensors_and_settings(change: Callable[[guards.Settings], None]) -> None:
+def replace_settings(model: guards.Settings) -> None:
+    model.config = SimpleNamespace(power=3)
+
+
+def replace_function(model: guards.Settings) -> None:
+    model.act = torch.relu
+
+
+def replace_buffer(model: guards.Settings) -> None:
+    model.mean = torch.ones(4)
+
+
+def replace_forward(model: guards.Settings) -> None:
+    model.forward = lambda x: model.b(x)  # type: ignore[assignment]
+
+
+def add_hook(model: guards.Settings) -> None:
+    model.register_forward_hook(lambda _, __, output: 2 * output)
+
+
+def change_class(model: guards.Settings) -> None:
+    model.__class__ = type("Other", (guards.Settings,), {})
+
+
+CHANGES = [
+    change_factors, change_tensor, replace_tensor, change_setting, replace_settings, replace_function, replace_buffer,
+    replace_forward, add_hook, change_class,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_neither_may_lists_tensors_settings_and_code(change: Callable[[guards.Settings], None]) -> None:
     model = guards.Settings()
     stages = split(model, 2, (torch.ones(2, 4),))
     with torch.no_grad():
         model.a.weight.mul_(0.9)  # as an optimizer does
+        model.mean.fill_(1.0)
+    model.a.register_forward_hook(lambda _, __, output: 2 * output)  # which each step calls
+    with torch.no_grad():
         stages[0].settled.check()
         change(model)
     with pytest.raises(SplitError, match="the model was split into stages"):

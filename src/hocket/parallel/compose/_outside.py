@@ -204,29 +204,33 @@ class OtherParameters:
             )
 
 
-class HeldParameters:
-    """Notices parameters that take the places of others after the Trainer was made: it saves and loads the others."""
+class ChangedModel:
+    """Notices parameters that take the places of others after the Trainer was made, and modules where it is in stages.
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._model, self._held = model, _parameters_of(model)
+    What the Trainer clips, updates, saves and loads are the parameters that it was given.
+    """
+
+    def __init__(self, model: torch.nn.Module, *, staged: bool) -> None:
+        self._model, self._staged = model, staged
+        self._held = self._inside()
 
     def check(self) -> None:
         """Raise a RuntimeError if there are any."""
-        for name, parameter in (now := _parameters_of(self._model)).items():
-            if self._held.get(name) is not parameter:
+        for name, one in (now := self._inside()).items():
+            if self._held.get(name) is not one:
                 self._refuse(name, "is another than when the Trainer was made" if name in self._held else "is new")
         for name in self._held.keys() - now.keys():
             self._refuse(name, "is no longer in the model")
 
+    def _inside(self) -> dict[str, torch.nn.Module | torch.nn.Parameter]:
+        modules = self._model.named_modules(remove_duplicate=False) if self._staged else ()
+        return {**dict(modules), **dict(self._model.named_parameters(remove_duplicate=False))}
+
     def _refuse(self, name: str, what: str) -> None:
         raise RuntimeError(
-            f"parameter {name!r} {what} (a module or parameter was replaced), so that what the Trainer saves and loads "
+            f"{name!r} {what} (a module or parameter was replaced), so that what the Trainer trains, saves and loads "
             "is not what the model computes with: change the model before the Trainer is made, or make a new one"
         )
-
-
-def _parameters_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    return dict(model.named_parameters(remove_duplicate=False))
 
 
 class WrittenParts:
@@ -257,36 +261,3 @@ class WrittenParts:
 
 def _state(parameter: torch.nn.Parameter) -> tuple[int, int]:
     return parameter._version, 0 if hasattr(parameter, "to_local") else parameter.data_ptr()
-
-
-class ReplacedModules:
-    """Notices modules that a program puts into a model after the model has been cut into stages."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._inside = weakref.WeakSet(model.modules())
-        self._found = ""
-        if not _watching:  # once a process: a hook that is taken off while torch goes through them is an error
-            torch.nn.modules.module.register_module_module_registration_hook(_put_in)
-        _watching.append(weakref.ref(self))
-
-    def note(self, parent: torch.nn.Module, name: str, child: Any) -> None:
-        """Take notice that a module is about to have another inside."""
-        if parent in self._inside and child is not parent._modules.get(name):
-            self._found = self._found or f"{type(parent).__name__}.{name}"
-
-    def check(self) -> None:
-        """Raise a RuntimeError if there were any."""
-        if self._found:
-            raise RuntimeError(
-                f"module {self._found} was replaced after the Trainer had cut the model into the stages of a pipeline, "
-                "which do not have it: replace it before, or make a new Trainer"
-            )
-
-
-_watching: list[weakref.ref[ReplacedModules]] = []
-
-
-def _put_in(parent: torch.nn.Module, name: str, child: Any) -> None:
-    for reference in _watching:
-        if (one := reference()) is not None:
-            one.note(parent, name, child)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,7 +145,8 @@ class StagedPasses(Passes):
         expected = loss_form.expected(part.total)
 
         def loss_of(output: Any, micro: Micro) -> torch.Tensor:
-            value = self.loss_fn(output, micro.target)
+            with alone():
+                value = self.loss_fn(output, micro.target)
             measured = loss_form.measure(value, micro.inputs, micro.target, micro.samples if part.samples else 0)
             tally.add(measured)
             return weighed(measured, output, data.size / expected)
@@ -171,12 +173,14 @@ class StagedPasses(Passes):
         """See Passes."""
         self._keep_step(part)
         output = self.pipeline.forward(part.inputs)
-        return metric(output, part.target) if self.pipeline.holds_last else None
+        with alone():
+            return metric(output, part.target) if self.pipeline.holds_last else None
 
     def measured(self, part: BatchPart, loss_fn: LossFn | None = None, *, whole: bool = False) -> list[MeasuredLoss]:
         """See Passes."""
         loss_form, loss_fn = self.loss_form, loss_fn or self.loss_fn
         graph = loss_form.kind == "graph" and loss_form.inside is not False
+        unknown = graph and loss_form.inside is None
         found: list[MeasuredLoss] = []
 
         def loss_of(output: Any, micro: Micro) -> torch.Tensor:
@@ -194,13 +198,41 @@ class StagedPasses(Passes):
         self._keep_step(part)
         if whole:
             self.pipeline.micro_batches = 1
-        self.pipeline.evaluate(part.inputs, part.target, loss_of, alike=whole, graph=graph)
+        with alone():
+            self.pipeline.evaluate(part.inputs, part.target, loss_of, alike=whole, graph=graph)
+        if unknown:  # ranks run the next batch with graphs, or without, all alike
+            inside = torch.tensor(float("nan") if loss_form.inside is None else float(loss_form.inside))
+            told = float(self.pipeline.from_last(inside.to(self.data.device)))
+            loss_form.inside = None if math.isnan(told) else bool(told)
         return found
 
     def _keep_step(self, part: BatchPart) -> None:
         """Have all data-parallel ranks run as many micro-batches as the one with the fewest samples can."""
         fewest = max(1, part.total // self.data.size // self.pipeline.stages[0].fewest)
         self.pipeline.micro_batches = min(self._micro_batches, fewest)
+
+
+_alone: list[None] = []  # an entry for each block that is open
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Open a block for what ranks of the last stage compute by themselves: a loss, a metric."""
+    _alone.append(None)
+    try:
+        yield
+    finally:
+        _alone.pop()
+
+
+def check_together() -> None:
+    """Raise a RuntimeError in such a block, where the other stages of a model would never run."""
+    if _alone:
+        raise RuntimeError(
+            "a loss or metric calls a model that is in a pipeline, and the ranks of the last stage alone compute it: "
+            "the others would never run their stages. Have the forward of the model that is trained call it, too, "
+            "give its output as a part of the batch, or train it by a plan without a pipeline"
+        )
 
 
 def weighed(measured: MeasuredLoss, output: Any, factor: float) -> torch.Tensor:

@@ -17,6 +17,7 @@ from ..batches import batch as _batch
 from ..mesh import World
 from ..pipeline import Micro, Pipeline
 from ._composition import Composition
+from ._passes import check_together
 
 _MASK = "attention_mask"
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {"use_cache": (False,), "return_dict": (True,)}
@@ -156,7 +157,9 @@ def _staged(composition: Composition, pipeline: Pipeline, names: Sequence[str], 
     model = composition.model
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and model.training:
+        check_together()
+        derived = model.training or any(one.requires_grad for one in tensors_in([args, kwargs]))
+        if torch.is_grad_enabled() and derived:
             raise RuntimeError("a model in a pipeline is trained by trainer.step; call it under torch.no_grad()")
         values = dict(zip(names, args, strict=False))
         for name, value in kwargs.items():

@@ -44,9 +44,8 @@ from ._divide import sample_inputs
 from ._loss_check import LossCheck
 from ._open_loaders import OpenLoaders
 from ._outside import (
-    HeldParameters,
+    ChangedModel,
     OtherParameters,
-    ReplacedModules,
     WrittenParts,
     check_step_hooks,
     hint_at_loading,
@@ -148,9 +147,8 @@ class Trainer:
         self._errors = StepErrors(self._mesh)
         self._claim.settle(model, self.plan, local=self._composition.local, divided=self._guard(model, world))
         self._others = OtherParameters(self._composition.model, optimizer)
-        self._held = HeldParameters(self._composition.model)
+        self._changed = ChangedModel(model, staged=self._mesh["pipeline"].size > 1)
         self._written = WrittenParts({} if world.rank or self.plan.priority else self._composition.parts())
-        self._replaced = ReplacedModules(model) if self._mesh["pipeline"].size > 1 else None
         self._marks: ReplicaMarks | None = None
         if world.size > 1 and not self.plan.priority and self.plan.synchronisation == "every_step":
             cut = self._composition.cut  # what is frozen may be, where all that is trained is whole
@@ -240,16 +238,14 @@ class Trainer:
             if not self._preemption.inside:
                 self._preemption.check()
             self._preemption.in_hand = False
-        self._check_known()
         # Where synchronisation is relaxed, not all workers may get a batch.
         with self._errors.told() if self._relaxation is None else nullcontext():
+            self._check_model()
             if self._marks is not None:
                 self._marks.compare(self._mesh.whole)
             self._claim.check()
             self._others.check()
             self._written.check()
-            if self._replaced is not None:
-                self._replaced.check()
             if not self._composition.local or self.plan.priority:
                 check_step_hooks(self.optimizer)
             self._composition.form.forget()
@@ -307,7 +303,7 @@ class Trainer:
         Raises:
             StageError: as for `step`, as is CommError.
         """
-        self._check_known()
+        self._check_model()
         self.finish()
         composition, training = self._composition, self.model.training
         composition.buffers.send()
@@ -355,7 +351,7 @@ class Trainer:
             CommError: without a pipeline, another rank has failed; it has that rank's error.
             ValueError: outputs have different shapes, so they cannot be joined.
         """
-        self._check_known()
+        self._check_model()
         self.finish()
         predictor, training = self._predictor, self.model.training
         self._composition.buffers.send()
@@ -392,9 +388,8 @@ class Trainer:
         Raises:
             CheckpointError: it cannot be written; the older checkpoint is still there.
         """
-        self._check_known()
+        self._check_model()
         self.finish()
-        self._held.check()
         about = {"steps": self.steps, "plan": self.plan.to_json(), "loaders": self._loaders.positions()}
         _in_and_out.save(self._composition, Path(path), about, extra)
 
@@ -415,7 +410,7 @@ class Trainer:
                 overwritten.
         """
         self.finish()
-        self._held.check()
+        self._changed.check()
         composition = self._composition
         about, extra = _in_and_out.load(composition, Path(path), weights_only=weights_only)
         composition.known = True
@@ -467,9 +462,8 @@ class Trainer:
         Args:
             rank0_only: whether rank 0 alone gets it, and other ranks an empty one.
         """
-        self._check_known()
+        self._check_model()
         self.finish()
-        self._held.check()
         return _in_and_out.state_dict(self._composition, rank0_only=rank0_only)
 
     def load_state_dict(self, source: Mapping[str, Any] | str | Path, strict: bool = True) -> IncompatibleKeys:
@@ -489,7 +483,7 @@ class Trainer:
             CheckpointError: keys, shapes or types are not those of the model. Nothing has been overwritten.
         """
         self.finish()
-        self._held.check()
+        self._changed.check()
         found = _in_and_out.load_state_dict(self._composition, source, strict=strict)
         self._composition.known |= not found.missing_keys
         self._written.note()
@@ -508,9 +502,8 @@ class Trainer:
         Raises:
             CheckpointError: it cannot be written.
         """
-        self._check_known()
+        self._check_model()
         self.finish()
-        self._held.check()
         _in_and_out.save_model(self._composition, Path(folder), parse_bytes(max_shard_size))
 
     def close(self) -> None:
@@ -573,7 +566,8 @@ class Trainer:
         """
         return self._log.timeline(self._mesh.whole)
 
-    def _check_known(self) -> None:
+    def _check_model(self) -> None:
+        self._changed.check()
         if not self._composition.known:
             raise RuntimeError(
                 "the model, or what was added to it later, was built on the meta device or moved there, and nothing "

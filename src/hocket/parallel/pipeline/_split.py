@@ -18,7 +18,7 @@ from ..mesh import World
 from . import _micro, _verify
 from ._measure import Times, measured
 from ._partition import build, changed, cuts, hiding, holding, loose
-from ._settled import SettledAttributes
+from ._settled import SettledModules
 from ._stage import Stage
 from ._trace import SplitError, Traced, traced_in_both_modes
 
@@ -86,7 +86,7 @@ def split(
         forms = [one for one in (traced, traced.other) if one is not None]
         _refuse_changed_elsewhere(stages, {*written, *(name for one in forms for name in changed(one))})
         traced.forget()
-    settled = SettledAttributes(model, [*traced.whole, *(traced.other.whole if traced.other else ())])
+    settled = SettledModules(model, {str(n.target) for one in forms for n in one.steps if n.op == "call_module"})
     told = {"outline": _micro.outline(sample), "fewest": fewest, "written": written, "settled": settled}
     return [replace(stage, **told) for stage in stages]
 
