@@ -16,6 +16,7 @@ from ._loss_graph import (
     is_of_one,
     is_one_by_one,
     is_plain,
+    is_zeroed,
     kind_of,
     sizes_of,
     terms,
@@ -34,7 +35,7 @@ __all__ = [
     "RankSampler", "Reduction", "RngStates", "SeededDataset", "ShardedLoader", "SharedLoader", "TensorCount",
     "TracedNumber", "average", "batch_of", "called", "cut_fields", "divided_by", "divisors", "each", "expected_size",
     "fingerprint", "generators", "guarded", "inner_loader", "is_empty", "is_of_one", "is_one_by_one", "is_plain",
-    "kind_of", "mapped", "mix", "number", "own_generators", "plain", "possible_counts", "put_back_generators",
-    "restored", "samples_in", "sizes_of", "state_of", "tensors_in", "terms", "total", "traced", "unaltered",
-    "undisturbed", "views_like",
+    "is_zeroed", "kind_of", "mapped", "mix", "number", "own_generators", "plain", "possible_counts",
+    "put_back_generators", "restored", "samples_in", "sizes_of", "state_of", "tensors_in", "terms", "total", "traced",
+    "unaltered", "undisturbed", "views_like",
 ]  # fmt: skip

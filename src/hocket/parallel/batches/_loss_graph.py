@@ -207,6 +207,14 @@ def kind_of(node: Any) -> str:
     return name.rstrip("01").removesuffix("Backward")
 
 
+def is_zeroed(node: Any) -> bool:
+    """Return whether an operator multiplies by a number that is 0 now: no derivative shows what is below."""
+    if kind_of(node) != "Mul" or len(below := [one for one, _ in node.next_functions]) != 2:
+        return False
+    by = node._saved_self if below[0] is None else node._saved_other if below[1] is None else None
+    return by is not None and by.numel() == 1 and not bool(by.any())
+
+
 def _scaled(node: Any) -> tuple[torch.Tensor | None, Any]:
     """Return what a product or quotient multiplies with, or divides by, and the rest; None where both have samples."""
     first, second = [*(one for one, _ in node.next_functions), None][:2]

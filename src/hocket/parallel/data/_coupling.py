@@ -12,7 +12,18 @@ import torch
 
 from hocket.comm import torch_adapter
 
-from ..batches import SAME_VALUES, SUMS, is_empty, is_of_one, is_one_by_one, is_plain, kind_of, sizes_of, terms
+from ..batches import (
+    SAME_VALUES,
+    SUMS,
+    is_empty,
+    is_of_one,
+    is_one_by_one,
+    is_plain,
+    is_zeroed,
+    kind_of,
+    sizes_of,
+    terms,
+)
 
 _FAR = 16  # operators below one that are looked at
 _OPERATORS, _OFTEN = 256, 3  # of the form of a loss: how many are looked at, and how many of a kind are told apart
@@ -134,11 +145,11 @@ _BENT = (
 
 
 def form_of(loss: torch.Tensor, made: set[int], samples: int) -> frozenset[Any]:
-    """Return which operators a loss is made of beyond the model's outputs, how often, and which select some samples."""
+    """Return which operators a loss is made of beyond outputs, how often, which select, and which multiply by 0."""
     counts: dict[Any, int] = {}
     for node in itertools.islice(_behind(loss.grad_fn, made), _OPERATORS):
         selects = kind_of(node) in ("Index", "IndexSelect", "MaskedSelect", "Gather")
-        one = node.name(), selects and torch_adapter.result_sizes(node)[:1] != (samples,)
+        one = node.name(), selects and torch_adapter.result_sizes(node)[:1] != (samples,), is_zeroed(node)
         counts[one] = min(counts.get(one, 0) + 1, _OFTEN)
     return frozenset(counts.items())
 
