@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..data import gathered
 from ..mesh import World
 from ..state.checkpoint import PART
 
@@ -217,7 +218,7 @@ class ChangedModel:
     def check(self) -> None:
         """Raise a RuntimeError if there are any."""
         for name, one in (now := self._inside()).items():
-            if self._held.get(name) is not one:
+            if self._held.get(name) is not one and id(one) not in gathered(self._model):
                 self._refuse(name, "is another than when the Trainer was made" if name in self._held else "is new")
         for name in self._held.keys() - now.keys():
             self._refuse(name, "is no longer in the model")

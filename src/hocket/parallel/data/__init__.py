@@ -6,7 +6,7 @@ from ._coupling import samples_paired
 from ._data_parallel import DataParallel, living
 from ._exchanged import ExchangedSamples
 from ._forward_state import ForwardState, StateProbe, tell
-from ._fully_sharded import FullySharded, blocks
+from ._fully_sharded import FullySharded, blocks, gathered
 from ._hooks import has_own_hooks, is_nonlinear, scale_gradients
 from ._kept import own
 from ._overlap import on_several_hosts
@@ -21,6 +21,6 @@ __all__ = [
     "LESS_RANDOM", "BroadcastBuffers", "DataParallel", "ExchangedSamples", "ForwardState", "FullySharded",
     "GradientReducer", "Relaxation", "ReplicaMarks", "Replicated", "SampleNumbers", "ShardedOptimizer",
     "ShardingStrategy", "StageNumbers", "StateProbe", "SynchronisedBatchNorm", "as_evaluated", "as_trained", "blocks",
-    "draws_of", "has_own_hooks", "is_nonlinear", "living", "look_apart", "normalise", "on_several_hosts", "own",
-    "samples_paired", "scale_gradients", "synchronise", "tell",
+    "draws_of", "gathered", "has_own_hooks", "is_nonlinear", "living", "look_apart", "normalise", "on_several_hosts",
+    "own", "samples_paired", "scale_gradients", "synchronise", "tell",
 ]  # fmt: skip

@@ -338,6 +338,14 @@ def _hold(block: Any, *, read: bool) -> None:
         group.__dict__.pop("_register_post_backward_hook", None)
 
 
+def gathered(model: torch.nn.Module) -> set[int]:
+    """Return the identities of what FSDP2 has put in place of parameters for a pass that goes on, or that failed."""
+    modules: list[Any] = [one for one in model.modules() if hasattr(one, "_get_fsdp_state")]
+    states = [one._get_fsdp_state() for one in modules]
+    held = [one for state in states if state._fsdp_param_group for one in state._fsdp_param_group.fsdp_params]
+    return {id(one._unsharded_param) for one in held if hasattr(one, "_unsharded_param")}
+
+
 def _gather_when_used(block: Any, model: torch.nn.Module) -> None:
     """Have parameters gathered that models use past their block: a layer's that they read, or a part that they call.
 
