@@ -1,6 +1,7 @@
 """What the graph of a loss tells it divides by."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -68,6 +69,22 @@ def _shared(output: Tensor, target: Tensor) -> Tensor:
     """Classes, and boxes where there is an object, divided by objects."""
     objects = target.sum().clamp(min=1)
     return output.square().sum() / objects + (output - 1)[target > 0].abs().sum() / objects
+
+
+class Mul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return value * factor
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0] * ctx.factor, None
+
+
+def test_a_program_s_own_function_is_not_taken_for_torch_s_of_that_name() -> None:
+    loss = Mul.apply(torch.rand(4, 3, requires_grad=True).mean(), 0.5)
+    assert divisors(loss, samples=4) == ()
 
 
 @pytest.mark.parametrize(

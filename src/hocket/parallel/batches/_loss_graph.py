@@ -202,17 +202,21 @@ def terms(loss: torch.Tensor, samples: int | None = None) -> list[Term]:
 
 
 def kind_of(node: Any) -> str:
-    """Return the name of an operator in the graph, without what torch adds to it."""
+    """Return the name of an operator in the graph, without what torch adds; of a program's own function all of it.
+
+    Torch numbers its own ("MulBackward0"): a function that a program calls Mul keeps nothing of what torch's keeps.
+    """
     name: str = node.name()
-    return name.rstrip("01").removesuffix("Backward")
+    own = name.endswith("Backward") and not name.startswith("_")
+    return name if own else name.rstrip("01").removesuffix("Backward")
 
 
 def is_zeroed(node: Any) -> bool:
     """Return whether an operator multiplies by a number that is 0 now: no derivative shows what is below."""
     if kind_of(node) != "Mul" or len(below := [one for one, _ in node.next_functions]) != 2:
         return False
-    by = node._saved_self if below[0] is None else node._saved_other if below[1] is None else None
-    return by is not None and by.numel() == 1 and not bool(by.any())
+    by = getattr(node, "_saved_self" if below[0] is None else "_saved_other", None) if None in below else None
+    return isinstance(by, torch.Tensor) and by.numel() == 1 and not bool(by.any())
 
 
 def _scaled(node: Any) -> tuple[torch.Tensor | None, Any]:
@@ -356,7 +360,7 @@ def _may_be_taken(node: Any) -> bool:
     for _ in range(_CHAIN):
         if node is None or kind_of(node) in ("Stack", "Cat"):
             return False
-        if kind_of(node) in ("Select", "Unbind", "Slice", "Split", "Narrow") and node._saved_dim == 0:
+        if kind_of(node) in ("Select", "Unbind", "Slice", "Split") and getattr(node, "_saved_dim", None) == 0:
             return torch_adapter.result_sizes(node)[:1] in ((), (1,)) or kind_of(node) in ("Select", "Unbind")
         node = next((one for one, _ in node.next_functions if one is not None), None)
     return False
