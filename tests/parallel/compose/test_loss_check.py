@@ -188,3 +188,59 @@ def test_a_loss_with_noise_is_judged_and_one_that_chooses_samples_is_told_not_to
         of_samples_that_count(
             ones, lambda output, target: F.mse_loss(output[torch.randperm(len(output))[:1]], target[:1])
         )
+
+
+def later(plan: Plan, term: str) -> str | list[float]:
+    """The losses, or the error, of a loss that has a term from the second epoch on."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)).double()
+    x = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y, epoch = torch.arange(8) % 4, 0
+
+    def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(output, target)
+        if term == "grows":  # in-batch negatives, after a warm-up
+            return loss + 0.1 * epoch * F.cross_entropy(output @ output.T, torch.arange(len(output)))
+        if epoch and term == "root":
+            return loss + output.square().mean().sqrt()
+        if epoch and term == "means":
+            return loss + output.square().mean() + F.cross_entropy(output, target, reduction="none").exp().mean()
+        return output.abs().mean() if epoch % 2 and term == "turns" else loss
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = hocket.Trainer(model, loss_fn, optimizer, plan, sample=x[0])
+    found = []
+    try:
+        for epoch in range(4):  # noqa: B007 (the loss reads it)
+            found += [float(trainer.step((one, y))) for one in x]
+    except PlanError as error:
+        return f"{trainer.steps} steps: {error}"
+    return found
+
+
+def all_later() -> dict[str, str | list[float]]:
+    plans = {
+        "data": Plan(),
+        "gradients": Plan(shard="gradients"),
+        "parameters": Plan(shard="parameters"),
+        "priority": Plan(priority=True),
+        "twice": Plan(tensor_parallel_degree=2, accumulate=2),
+        "pipeline": Plan(pipeline_parallel_degree=2, micro_batches=2),
+        "tensor": Plan(tensor_parallel_degree=2),
+    }
+    return {f"{name} {term}": later(plan, term) for name, plan in plans.items() for term in TERMS}
+
+
+TERMS = ("grows", "root", "means", "turns")
+
+
+def test_a_term_that_comes_later_is_compared_when_it_comes() -> None:
+    alone = {term: later(Plan(), term) for term in TERMS}
+    for found in run_ranks(all_later, 2):
+        for name, given in found.items():
+            plan, term = name.split()
+            if term in ("grows", "root") and plan != "tensor":
+                assert "3 steps: " in str(given), name
+                assert "it is computed otherwise in this step" in str(given), name
+            else:
+                assert given == pytest.approx(alone[term], rel=1e-12), name

@@ -163,13 +163,15 @@ class LossTally:
         # of weighted losses, counts, parts, parts that are not weighted as the form says, losses that are 0 and count
         # nothing, counts that may stand for nothing, parts of which that is not known, and parts that do not divide by
         # samples; of parts that are not weighted as the form says, but whose graph tells what they divide by, how many
-        # these are, what they divide by for each sample, and its squares
-        self.sums = torch.zeros(11, dtype=torch.float64, device=device)
+        # these are, what they divide by for each sample, and its squares; parts whose loss has a new form
+        self.sums = torch.zeros(12, dtype=torch.float64, device=device)
         self._form = form
 
-    def add(self, measured: MeasuredLoss) -> None:
-        """Add a part that counts."""
+    def add(self, measured: MeasuredLoss, *, new: bool = False) -> None:
+        """Add a part that counts; `new` says whether its loss is computed otherwise than those before."""
         loss = measured.loss.detach().to(self.sums)
+        if new:
+            self.sums[11] += 1.0
         if measured.weight:
             self.sums[0] += loss * measured.weight
         else:
@@ -179,7 +181,7 @@ class LossTally:
             odd = not form.divides_as_known(measured.terms)
             if odd and measured.terms:
                 each = sum(i * one for i, one in enumerate(measured.terms, 1)) / measured.count
-                self.sums[8:] += torch.tensor([1.0, each, each * each], dtype=torch.float64).to(self.sums)
+                self.sums[8:11] += torch.tensor([1.0, each, each * each], dtype=torch.float64).to(self.sums)
         self.sums[1:4] += torch.tensor([measured.count, 1.0, float(odd)], dtype=torch.float64).to(self.sums)
         if measured.guard is not False or not measured.by_samples:
             guards = [measured.count * bool(measured.guard), measured.guard is None, not measured.by_samples]
@@ -194,7 +196,7 @@ class LossTally:
         """
         if self._form.kind == "sum":
             return self.sums[0], 1.0
-        added, count, parts, odd, zeros, guarding, unsure, off, told, each, squares = self.sums.tolist()
+        added, count, parts, odd, zeros, guarding, unsure, off, told, each, squares, _ = self.sums.tolist()
         if parts > 1 and (off or self._form.counts):
             self._form.counts = True
             if unsure:

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ class LossCheck:
 
     def __init__(self, composition: Composition, form: LossForm) -> None:
         self._composition, self._form = composition, form
+        self.done = False
         self._seen: dict[str, tuple[type, str]] | None = None  # of parameters, as a first pass leaves them
         held = [composition.model, *(module for module, _ in composition.modules)]
         known = {id(inner) for one in held for inner in one.modules()}
@@ -61,8 +63,8 @@ class LossCheck:
             if count > 1
         ]
 
-    def run(self, part: BatchPart, batch: BatchPart | None = None) -> bool:
-        """Compare, and return whether there were samples enough that count for it; a collective operation.
+    def run(self, part: BatchPart, batch: BatchPart | None = None) -> None:
+        """Compare, and be done if there were samples enough that count for it; a collective operation.
 
         Args:
             part: This rank's part of the first batch.
@@ -74,16 +76,42 @@ class LossCheck:
         """
         composition = self._composition
         if not self._cuts and composition.mesh["pipeline"].size > 1 and not _alike(part):
-            return True  # nodes and edges, say: a cut may be no batch, and where one stage fails the others wait
+            self.done = True  # nodes and edges, say: a cut may be no batch, and where one stage fails the others wait
+            return
+        few = few_samples(part, composition.mesh["data"])
+        if few is not None:
+            with as_before(composition.passes.loss_fn):
+                self.done = self._run(few, batch)
+        if self.done and self._cuts:
+            composition.passes.known.begin()
+
+    def run_again(self, part: BatchPart) -> None:
+        """Compare a loss that is computed otherwise than that of the first step was; a collective operation.
+
+        What was found out about the loss then is kept.
+
+        Raises:
+            PlanError: as for `run`.
+        """
+        composition = self._composition
         few = few_samples(part, composition.mesh["data"])
         if few is None:
-            return False
-        with as_before(composition.passes.loss_fn):
-            return self._run(few, batch)
+            return
+        judge, modules = LossJudge(composition, self._form, few, known=True), self._modules
+        with as_before(composition.passes.loss_fn), undisturbed(modules), self._exactly():
+            found, _ = self._compared(judge, modules, few)
+        verdicts = composition.mesh.whole.from_all(None if isinstance(found, str) else found)
+        verdict = next((one for one in verdicts if one is not None), None)
+        if verdict is not None and not verdict.empty:
+            composition.passes.known.compared()
+            self._refuse(replace(verdict, problem=verdict.problem and _LATER + verdict.problem))
+
+    @property
+    def _modules(self) -> list[torch.nn.Module]:
+        return [self._composition.model, *(module for module, _ in self._composition.modules), *self._outside]
 
     def _run(self, few: BatchPart, batch: BatchPart | None) -> bool:
-        composition, mesh = self._composition, self._composition.mesh
-        modules = [composition.model, *(module for module, _ in composition.modules), *self._outside]
+        composition, mesh, modules = self._composition, self._composition.mesh, self._modules
         if self._cuts:
             self._refuse_tables(modules)
         if mesh["data"].size > 1 and mesh["pipeline"].size == 1:  # the first step shows what stages draw
@@ -255,11 +283,7 @@ class LossCheck:
 
     def _follow(self, verdict: LossVerdict) -> None:
         form, notes = self._form, self._composition.notes
-        if verdict.problem and self._cuts:
-            rule = f"{verdict.problem} This plan cuts batches ({', '.join(self._cuts)})"
-            raise PlanError("the plan does not keep the loss of one process:", [PlanFinding("loss_fn", rule, _REMEDY)])
-        if verdict.guarded and self._cuts:
-            self._tell(_GUARDED)
+        self._refuse(verdict)
         if verdict.counter is not None:
             form.counter = verdict.counter
             notes.append(f"the loss is a mean over {verdict.counter}, by which parts of a batch are weighted")
@@ -270,12 +294,20 @@ class LossCheck:
         if form.kind == "graph" and verdict.kind and not math.isclose(verdict.rate, 1.0):
             notes.append("parts of a batch are weighted by what their loss divides by, as its graph says")
 
+    def _refuse(self, verdict: LossVerdict) -> None:
+        if verdict.problem and self._cuts:
+            rule = f"{verdict.problem} This plan cuts batches ({', '.join(self._cuts)})"
+            raise PlanError("the plan does not keep the loss of one process:", [PlanFinding("loss_fn", rule, _REMEDY)])
+        if verdict.guarded and self._cuts:
+            self._tell(_GUARDED)
+
     def _tell(self, line: str) -> None:
         self._composition.notes.append(line)
         if self._composition.mesh.whole.rank == 0:
             warnings.warn(line, stacklevel=5)
 
 
+_LATER = "it is computed otherwise in this step, which was made, than in earlier ones (a term came?), and "
 _WHOLE = "take a plan that does not cut batches: tensor parallelism, a pipeline with micro_batches = 1, or one rank"
 _CHANGE = (
     "change parameters after trainer.step, or keep what is not trained in buffers (a teacher that follows its student, "

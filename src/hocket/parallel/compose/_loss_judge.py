@@ -54,8 +54,8 @@ class LossJudge:
         failed: How the look at the loss has failed where the loss by itself does not; "" where it has not.
     """
 
-    def __init__(self, composition: Composition, form: LossForm, few: BatchPart) -> None:
-        self._passes, self._form, self._few = composition.passes, form, few
+    def __init__(self, composition: Composition, form: LossForm, few: BatchPart, *, known: bool = False) -> None:
+        self._passes, self._form, self._few, self._known = composition.passes, form, few, known
         self._values = (few.inputs, few.target)
         floats = [
             *composition.model.parameters(),
@@ -194,6 +194,9 @@ class LossJudge:
             return self._stated(whole, parts, ones, 1.0, 'the sum that loss_reduction = "sum" promises')
         if form.counter is not None:
             return self._stated(whole, parts, stated, whole.count, "the mean that loss_weight promises")
+        if self._known:
+            stays = "a mean over what that of earlier steps was one of"
+            return replace(self._stated(whole, parts, stated, whole.count, stays), kind=form.kind)
         everything = [whole, *sum(parts, [])]
         if whole.terms and all(_like(one, whole) for one in everything):
             counts = [[0.0 if one.guard else one.terms[0] for one in some] for some in parts]

@@ -17,6 +17,7 @@ from ..batches import batch as _batch
 from ..data import BroadcastBuffers, ForwardState, SampleNumbers, ShardingStrategy
 from ..mesh import World
 from ..pipeline import Micro, Pipeline, sizes
+from ._known_losses import KnownLosses
 
 LossFn = Callable[[Any, Any], Any]
 
@@ -34,6 +35,7 @@ class Passes(ABC):
     answers: bool  # whether this rank is the one of its tensor-parallel and pipeline neighbours that knows metrics
     pipeline: Pipeline | None = None  # runs this rank's stages; None where it computes the model from end to end
     state: ForwardState | None = None  # keeps buffers right that forward passes change; None if there is none
+    known: KnownLosses = field(default_factory=KnownLosses, init=False)  # the forms of those that were compared
 
     @abstractmethod
     def train(self, parts: Sequence[BatchPart]) -> Callable[[], torch.Tensor]:
@@ -57,12 +59,14 @@ class Passes(ABC):
         def loss() -> torch.Tensor:
             if work is not None:
                 work.wait()
+            self.known.end_step(tally.sums[11])
             return tally.mean()[0]
 
         if self.loss_form.kind in ("sum", "samples"):
             return loss
         if work is not None:
             work.wait()
+        self.known.end_step(tally.sums[11])
         value, count = tally.mean()
         if count:
             if abs(count / expected - 1.0) > 1e-12:
@@ -94,7 +98,7 @@ class WholePasses(Passes):
                     output = called(self.model, part.inputs)
                     value = self.loss_fn(output, part.target)
                 measured = loss_form.measure(value, part.inputs, part.target, part.samples)
-                tally.add(measured)
+                tally.add(measured, new=self.known.takes(value, output, part.samples))
                 if last and data.size > 1:  # on its way during back-propagation
                     work = dist.all_reduce(tally.sums, group=data.group, async_op=True)
                 elif last and i == 0 and loss_form.kind != "sum":
@@ -147,8 +151,9 @@ class StagedPasses(Passes):
         def loss_of(output: Any, micro: Micro) -> torch.Tensor:
             with alone():
                 value = self.loss_fn(output, micro.target)
-            measured = loss_form.measure(value, micro.inputs, micro.target, micro.samples if part.samples else 0)
-            tally.add(measured)
+            samples = micro.samples if part.samples else 0
+            measured = loss_form.measure(value, micro.inputs, micro.target, samples)
+            tally.add(measured, new=self.known.takes(value, output, samples))
             return weighed(measured, output, data.size / expected)
 
         self._keep_step(part)

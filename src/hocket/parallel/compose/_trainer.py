@@ -142,7 +142,7 @@ class Trainer:
             model, loss_fn, optimizer, self.plan, world, sample=sample, loss_form=self._loss_form
         )
         self._mesh = self._composition.mesh
-        self._loss_check: LossCheck | None = LossCheck(self._composition, self._loss_form)
+        self._loss_check = LossCheck(self._composition, self._loss_form)
         self._splitter = BatchSplitter(self._mesh["data"], taken, targeted=targeted)
         self._errors = StepErrors(self._mesh)
         self._claim.settle(model, self.plan, local=self._composition.local, divided=self._guard(model, world))
@@ -229,7 +229,8 @@ class Trainer:
         Raises:
             TypeError: the batch is no tuple or list, or the loss no scalar.
             ValueError: the batch has no samples.
-            PlanError: in the first step: the loss of a batch does not follow from that of the parts that it is cut in.
+            PlanError: the loss of a batch does not follow from that of the parts that it is cut in: before the first
+                step is made; or after one in which the loss had a term that those before had not.
             RuntimeError: ranks' optimizers have different settings.
             StageError: a stage of the pipeline has failed, on every rank; without a pipeline ranks get a CommError
                 that has the error of the one that has failed.
@@ -252,14 +253,16 @@ class Trainer:
             parts = self._splitter.parts(batch, self.plan.accumulate)
             if not parts[0].total:
                 raise ValueError("the batch has no samples, so that there is nothing to learn from: leave it out")
-            check = None if self._relaxation is not None else self._loss_check
-            if check is not None and check.run(self._splitter.parts(batch, 1)[0], self._splitter.whole(batch)):
-                self._loss_check = None
+            if self._relaxation is None and not self._loss_check.done:
+                self._loss_check.run(self._splitter.parts(batch, 1)[0], self._splitter.whole(batch))
             begun_s = self._log.begin()
             loss = self._relaxation.step(parts, self._clip) if self._relaxation is not None else self._step(parts)
-        self.steps += 1
-        ended_s = time.perf_counter()
-        self._log.add(begun_s, ended_s)
+            self.steps += 1
+            ended_s = time.perf_counter()
+            self._log.add(begun_s, ended_s)
+            if self._composition.passes.known.new:
+                self.finish()
+                self._loss_check.run_again(self._splitter.parts(batch, 1)[0])
         if self._trial is not None:
             self._trial.step(ended_s - begun_s)
         return loss
@@ -578,7 +581,7 @@ class Trainer:
 
 def without_loss_check(trainer: Trainer) -> Trainer:
     """Return a trainer whose steps are only timed: how its loss adds up over parts of a batch is not looked into."""
-    trainer._loss_check = None
+    trainer._loss_check.done = True
     return trainer
 
 

@@ -5,6 +5,7 @@ A `loss` is a scalar, `made` are places in the graph of the model's outputs, and
 
 import itertools
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -26,7 +27,9 @@ from ..batches import (
 )
 
 _FAR = 16  # operators below one that are looked at
-_OPERATORS, _OFTEN = 256, 3  # of the form of a loss: how many are looked at, and how many of a kind are told apart
+_OPERATORS, _FEW, _OFTEN = 256, 64, 3
+"""Of the form of a loss: most operators that are looked at, those of a loss that a model gives alone; most of a kind."""
+
 _MEET = 1e-5
 """Relative to a sample's own second derivative; that by another sample is zero to the bit where they do not meet."""
 
@@ -145,9 +148,12 @@ _BENT = (
 
 
 def form_of(loss: torch.Tensor, made: set[int], samples: int) -> frozenset[Any]:
-    """Return which operators a loss is made of beyond outputs, how often, which select, and which multiply by 0."""
+    """Return which operators a loss is made of beyond outputs, how often, which select, and which multiply by 0.
+
+    Of one that the model has computed, with nothing beside it, they are the last few.
+    """
     counts: dict[Any, int] = {}
-    for node in itertools.islice(_behind(loss.grad_fn, made), _OPERATORS):
+    for node in itertools.islice(_behind(loss.grad_fn, made), _OPERATORS if made else _FEW):
         selects = kind_of(node) in ("Index", "IndexSelect", "MaskedSelect", "Gather")
         one = node.name(), selects and torch_adapter.result_sizes(node)[:1] != (samples,), is_zeroed(node)
         counts[one] = min(counts.get(one, 0) + 1, _OFTEN)
@@ -268,9 +274,9 @@ def samples_compete(loss: torch.Tensor, made: set[int], samples: int) -> str:
 
 def _behind(root: Any, made: set[int]) -> Iterator[Any]:
     """Yield the operators from the root, of a loss say, to the model's outputs, whose places are `made`; each once."""
-    todo, seen = [root], set[Any]()
+    todo, seen = deque([root]), set[Any]()
     while todo:
-        node = todo.pop()
+        node = todo.popleft()  # all terms of a loss before what they were computed from
         if node is None or node in seen or node._sequence_nr() in made:
             continue
         seen.add(node)
