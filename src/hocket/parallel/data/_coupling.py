@@ -28,7 +28,7 @@ from ..batches import (
 
 _FAR = 16  # operators below one that are looked at
 _OPERATORS, _FEW, _OFTEN = 256, 64, 3
-"""Of the form of a loss: most operators that are looked at, those of a loss that a model gives alone; most of a kind."""
+"""Of the form of a loss: most operators that are looked at, of a loss that a model gives alone, and of a kind."""
 
 _MEET = 1e-5
 """Relative to a sample's own second derivative; that by another sample is zero to the bit where they do not meet."""
