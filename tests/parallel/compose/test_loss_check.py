@@ -244,3 +244,24 @@ def test_a_term_that_comes_later_is_compared_when_it_comes() -> None:
                 assert "it is computed otherwise in this step" in str(given), name
             else:
                 assert given == pytest.approx(alone[term], rel=1e-12), name
+
+
+def losses_after_an_empty_one() -> list[float]:
+    """In the first batch there is nothing that counts."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4).double()
+    x = torch.randn(3, 8, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y = torch.stack([torch.zeros(8, dtype=torch.long), torch.arange(8) % 4, torch.arange(8) % 3])
+
+    def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        labelled = target > 0
+        return F.cross_entropy(output[labelled], target[labelled], reduction="sum") / labelled.sum().clamp(min=1)
+
+    trainer = hocket.Trainer(model, loss_fn, torch.optim.SGD(model.parameters(), 0.1, weight_decay=0.1), Plan())
+    return [float(trainer.step(batch)) for batch in zip(x, y, strict=True)]
+
+
+def test_a_check_that_waits_for_samples_does_not_take_the_steps_before_for_changes_by_passes() -> None:
+    (alone,) = run_ranks(losses_after_an_empty_one, 1)
+    for losses in run_ranks(losses_after_an_empty_one, 2):
+        assert losses == pytest.approx(alone, rel=1e-12)

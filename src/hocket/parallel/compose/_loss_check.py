@@ -112,6 +112,7 @@ class LossCheck:
 
     def _run(self, few: BatchPart, batch: BatchPart | None) -> bool:
         composition, mesh, modules = self._composition, self._composition.mesh, self._modules
+        self._seen = None
         if self._cuts:
             self._refuse_tables(modules)
         if mesh["data"].size > 1 and mesh["pipeline"].size == 1:  # the first step shows what stages draw
