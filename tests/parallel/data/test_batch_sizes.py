@@ -36,6 +36,8 @@ CASES: dict[str, tuple[str, Loss]] = {
     "same": ("", lambda x, out, y, _: F.mse_loss(out, y) * (len(x) / len(y)) + out.new_zeros(len(x)).mean()),
     "state": ("", lambda x, out, y, _: hidden(x, out, y)),
     "share": (FACTOR, lambda x, out, y, _: F.mse_loss(out, y) * len(x) / 24),
+    "elements": (FACTOR, lambda x, out, y, _: F.mse_loss(out, y) * (x.numel() / 100)),
+    "by elements": ("", lambda x, out, y, _: (out - y).square().sum() / y.numel()),
     "root": (FACTOR, lambda x, out, y, _: (out - y).square().sum() / x.shape[0] ** 0.5),
     "penalty": (FACTOR, lambda x, out, y, model: F.mse_loss(out, y) + len(x) / 24 * penalty(model)),
     "left out": (DECISION, lambda x, out, y, _: F.mse_loss(out, y) if len(x) >= 6 else None),

@@ -102,7 +102,7 @@ class LossWeights:
         self._constants = set[float]()  # by which all ranks have divided a sum
         self._takes_counts = False  # whether some rank's loss has divided by a count that is a number of Python
         self._told = False  # of what is not the same on all ranks
-        self._told_scales = False
+        self._told_scales = self._told_places = False
         self._counts = False  # whether the loss has divided by something else than samples
         self._forms = set[frozenset[Any]]()  # of this rank's losses so far
         self._fresh = False  # whether it has a new one that was not told to other ranks yet
@@ -258,18 +258,18 @@ class LossWeights:
             RuntimeError: a statistic of the batch is in it, or a count to which something is added, or what the loop
                 keeps; on every rank alike.
         """
-        mine, samples, constants = (0.0, False, False, False, False, False), share.samples, set[float]()
+        mine, samples, constants = (0.0, *[False] * 6), share.samples, set[float]()
         ratio = 0.0
         if loss.numel() == 1:
             now, later = exchanged.guards(loss, samples, self._world.size)
             off = 0.0 if now or later or self._by_passes else exchanged.meet(loss, samples, stated=stated)
             ratio = 0.0 if exchanged.communicates or self._by_passes else exchanged.sizes.off(loss, samples)
             constants = constant_divisors(loss, samples, share.total)
-            mine = off, exchanged.mixes, now, later, *exchanged.taken(constants)
+            mine = off, exchanged.mixes, now, later, *exchanged.taken(constants), exchanged.placed
         exchanged.mixes = False
         everyone = self._world.from_all((mine, constants, exchanged.kept.of(loss)))
         findings = zip(*(one for one, *_ in everyone), strict=True)
-        off, mixes, now, later, counted, other = (max(some) for some in findings)
+        off, mixes, now, later, counted, other, placed = (max(some) for some in findings)
         constants = set.intersection(*(one for _, one, _ in everyone))
         sizes = [some for *_, some in everyone]
         if differs := unlike(sizes, kept=True):
@@ -317,6 +317,8 @@ class LossWeights:
                 "differ",
                 stacklevel=5,
             )
+        if placed and not off:
+            self.tell_places()
         if off:
             warnings.warn(
                 "the loop puts each sample beside another of its batch (mixup, say), which comes from the same rank's "
@@ -339,6 +341,19 @@ class LossWeights:
                 "hocket.total(count)",
                 stacklevel=5,
             )
+
+    def tell_places(self) -> None:
+        """Warn, once and on one rank, that the places of samples in the batch decide what is trained with."""
+        if self._told_places or self._world.rank:
+            return
+        self._told_places = True
+        warnings.warn(
+            "the loop chooses or weighs samples by the places that they have in the batch (the first few), or by "
+            "numbers of numpy or a list. That is right if each is chosen by itself. If the loop ranks them, or takes a "
+            "number or a share of them, one device chooses among all, and a rank among its own: choose by "
+            "hocket.average of a threshold, or by each sample's values, or have the loader choose",
+            stacklevel=6,
+        )
 
     def check_alike(self, weight: float) -> None:
         """Refuse ranks that count differently where the loop gathers: other ranks' gradients come unweighted.
