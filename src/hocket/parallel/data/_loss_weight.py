@@ -8,7 +8,7 @@ import torch
 
 from hocket import comm
 
-from ..batches import GUARDED, BatchShard, divisors, guarded, is_one_by_one
+from ..batches import GUARDED, BatchShard, divides_by_samples, divisors, guarded, is_one_by_one
 from ..batches import batch as _batch
 from ..mesh import World
 from ._apart import Apart
@@ -16,6 +16,7 @@ from ._coupling import (
     constant_divisors,
     form_of,
     gathered,
+    is_listed,
     outputs_apart,
     samples_compete,
     samples_meet,
@@ -104,6 +105,7 @@ class LossWeights:
         self._told = False  # of what is not the same on all ranks
         self._told_scales = self._told_places = False
         self._counts = False  # whether the loss has divided by something else than samples
+        self._by_samples = False  # whether it has always divided by samples, as far as that was sure
         self._forms = set[frozenset[Any]]()  # of this rank's losses so far
         self._fresh = False  # whether it has a new one that was not told to other ranks yet
         self.is_new = False  # whether some rank's loss has a form that it had not before, and is to be looked at again
@@ -136,12 +138,17 @@ class LossWeights:
         single = loss.numel() == 1
         self._one_by_one |= single and is_one_by_one(loss, samples)
         terms = divisors(loss, samples) if single and not self._one_by_one else ()
+        if len(terms) > 1 and divides_by_samples(loss, samples):  # of classes, say, of which a rank may have some
+            terms = terms[:1]
+        more = 0.0
+        if len(terms) == samples == 1 and terms[0] > 1 and is_listed(loss, made):  # of one sample, or of one batch
+            terms, more = (1.0,), terms[0] - 1.0
         scales = scale_of_means(loss, made, samples) if self.looks_at_parts and single else ()
         wrong = _APART * self._parts.apart(note, part, self._marks.updates, anew=anew)
         wrong += self._parts.add(note, part, scales[0] if scales else 0.0, samples)
         self._looked_at += not 0 < part < 1
         guard = samples > 0 and 1.0 in terms and guarded(loss, samples)
-        return self._weight_by(terms, samples, scales, wrong, guard, self._takes_form(loss, made, samples))
+        return self._weight_by(terms, samples, scales, wrong, guard, self._takes_form(loss, made, samples), more)
 
     def stated(self, loss: torch.Tensor, made: set[int], weight: float, samples: int) -> None:
         """Take notice of a loss of which the program has told the weight.
@@ -379,12 +386,14 @@ class LossWeights:
         wrong: float = 0.0,
         guard: bool | None = False,
         new: bool = False,
+        more: float = 0.0,
     ) -> float | None:
         """Return the weight of this rank's loss whose terms divide by these numbers; None where they do not tell.
 
         Means are multiplied by `scales`; `wrong` says whether this rank goes through its batch in parts that add up to
         another multiple than one device's, or takes the gradient of each by itself, and `guard` whether 1 stands for
-        nothing, unless the loss divides by samples; None if that is not known. `new` says whether its form is.
+        nothing, unless the loss divides by samples; None if that is not known. `new` says whether its form is, and
+        `more` by how much more its term divides if it is not that of one sample (`torch.stack(losses).mean()`).
 
         Raises:
             RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
@@ -399,7 +408,10 @@ class LossWeights:
         known = [size, size * size, float(not samples or len(terms) > 0), votes, single]
         mine = torch.cat([counts, counts.square(), counts * counts[0], torch.tensor(known, dtype=torch.float64)])
         guards = [float(guard is True), float(guard is None), float(votes > 0 and samples not in terms)]
-        said = torch.tensor([float(new), *guards, scale, scale * scale, float(scale != 0), wrong], dtype=torch.float64)
+        said = torch.tensor(
+            [float(more > 0), more, float(new), *guards, scale, scale * scale, float(scale != 0), wrong],
+            dtype=torch.float64,
+        )
         apart = mine * bool(guard)  # counts that may be none
         sums = torch.cat([mine - apart, apart, said, self._marks.numbers()]).to(self._world.device)
         with comm.label("loss weights"):
@@ -408,9 +420,9 @@ class LossWeights:
         self._marks.check(sums[-ReplicaMarks.SIZE :], self._world)
         sums = sums[: -ReplicaMarks.SIZE]
         self._check_scales(sums[-4:].tolist(), scales, samples)
-        fresh, guarding, unsure, off = sums[-8:-4].tolist()
+        listed, added, fresh, guarding, unsure, off = sums[-10:-4].tolist()
         self.is_new = fresh > 0
-        sums, apart = sums[:-8].view(2, -1)
+        sums, apart = sums[:-10].view(2, -1)
         world, all_known = self._world.size, float((sums + apart)[-3])
         self._counts |= off > 0 and all_known == world
         if self._counts and unsure and all_known == world:
@@ -419,6 +431,10 @@ class LossWeights:
             sums, guarding = sums + apart, 0.0
         totals, squares, products = sums[:-5].view(3, _TERMS)
         number, number_squared, _, voters, singles = sums[-5:].tolist()
+        self._by_samples |= not self._counts and voters > listed
+        if self._counts or not self._by_samples:
+            totals[0] += added
+            counts[0] += more
         alike = number**2 == voters * number_squared
         if all_known == world and not alike and singles:
             raise RuntimeError(
