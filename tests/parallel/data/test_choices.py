@@ -33,6 +33,10 @@ def ranked(losses: Tensor) -> list[int]:
     return sorted(range(len(losses)), key=losses.tolist().__getitem__)
 
 
+def standard(values: Any) -> Any:
+    return (values - values.mean()) / values.std()
+
+
 def below_median(losses: Tensor) -> Tensor:
     values = losses.detach().numpy()
     return torch.from_numpy(values < np.median(values))
@@ -81,6 +85,30 @@ def test_a_loss_that_goes_by_where_samples_are_is_found(loss_of: Loss, placed: b
 
 
 @pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        (standard, True),
+        (lambda y: np.abs(y) / np.abs(y).mean(), True),
+        (lambda y: np.exp(y) / np.exp(y).sum(), True),
+        (lambda y: np.sin(y), False),
+        (lambda y: np.where(np.arange(8) < 4, 1.0, -1.0), False),
+        (lambda y: np.full(8, 1 / 8), False),
+    ],
+)
+def test_numbers_that_numpy_has_normalised_are_found(made: Callable[[Any], Any], found: bool) -> None:
+    output, y = torch.randn(2, 8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).unbind()
+    look = ExchangedSamples()
+    look.next(object(), 8)
+    look.follow([y, output.requires_grad_()], 8)
+    look.begin()
+    try:
+        (output.sum(1) * torch.from_numpy(made(y[:, 0].numpy()))).mean()
+    finally:
+        look.end()
+    assert look.normalised is found
+
+
+@pytest.mark.parametrize(
     ("passes", "placed"),
     [
         (lambda x: [x[:5]], True),
@@ -115,6 +143,10 @@ CASES: dict[str, tuple[bool, Callable[[nn.Module, Tensor, Tensor], Tensor]]] = {
     "ranked by numpy": (True, lambda model, x, y: (some := each(model(x), y))[smallest(some)].mean()),
     "first outputs": (True, lambda model, x, y: F.mse_loss(model(x)[:3], y[:3])),
     "first inputs": (True, lambda model, x, y: F.mse_loss(model(x[:3]), y[:3])),
+    "normalised by numpy": (
+        True,
+        lambda model, x, y: (model(x)[:, 0] * torch.from_numpy(standard(y[:, 0].numpy()))).mean(),
+    ),
     "halves": (False, lambda model, x, y: (each(model(x[:2]), y[:2]).sum() + each(model(x[2:]), y[2:]).sum()) / len(x)),
 }
 
@@ -147,5 +179,7 @@ def test_what_goes_by_places_is_told_once_on_one_rank() -> None:
         for name, (placed, _) in CASES.items():
             weights, told = found[name]
             assert alone[name][1] == [], name
-            assert ["chooses or weighs" in one for one in told] == [True] * (placed and rank == 0), name
+            assert ["loop chooses or weighs" in one or "has normalised them" in one for one in told] == [True] * (
+                placed and rank == 0
+            ), name
             assert placed or weights == pytest.approx(alone[name][0], rel=1e-9), name

@@ -19,6 +19,8 @@ OTHERS = 4
 
 _NEAR = 5e-2  # relative: as far as half precision rounds
 _SAME = 1e-9  # relative: sums of the same numbers in another order
+_MEAN = 1e-6  # how near a mean that the program has made 0 or 1 is to that
+_SHORT = 2**10  # numbers that are whole, times this, are written by hand: labels may have any mean
 
 
 def has_rows(one: torch.Tensor, samples: int) -> bool:
@@ -50,6 +52,16 @@ def places(one: torch.Tensor, others: Sequence[torch.Tensor], samples: int) -> s
     return found
 
 
+def is_normalised(one: torch.Tensor, samples: int) -> bool:
+    """Return whether numbers, one for each sample, have the mean or sum that a program gives what it normalises."""
+    if samples < 2 or one.numel() != samples or not one.is_floating_point():
+        return False
+    values = one.detach().double().flatten()
+    scaled, mean, size = values * _SHORT, float(values.mean()), float(values.abs().mean())
+    alike = bool((values == values[0]).all()) or torch.equal(scaled, scaled.round())
+    return not alike and any(abs(mean - normal) < _MEAN * size for normal in (0.0, 1.0, 1.0 / samples))
+
+
 def off(four: Sequence[float]) -> float:
     """Return how far the sum of the first two is from that of the others, relative; 0 where one is no number."""
     a, b, c, d = four
@@ -77,7 +89,9 @@ def rows_off(four: Sequence[torch.Tensor]) -> float:
         a, b, c, d = (torch.cat([one.sum(0), one.pow(3).sum(0)]) for one in flat)
         size = max(float(one.abs().max()) for one in (a, b, c, d)) if a.numel() else 0.0
         far = float((a + b - c - d).abs().max()) / size if size else 0.0
-    return far if math.isfinite(far) else 0.0
+        if not math.isfinite(far):  # divided by a deviation that other choices have not, if it is finite as it is
+            return float(bool(a.isfinite().all()))
+    return far
 
 
 class GivenRows:

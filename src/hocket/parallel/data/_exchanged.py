@@ -16,7 +16,7 @@ from hocket.comm import torch_adapter
 
 from ..batches import divisors, mapped, tensors_in, terms
 from ._batch_sizes import BatchSizes
-from ._choices import OTHERS, GivenRows, choices, has_rows, off, places, rows_off, sums, unlike
+from ._choices import OTHERS, GivenRows, choices, has_rows, is_normalised, off, places, rows_off, sums, unlike
 from ._kept import KeptTensors, owned, written
 from ._listed_samples import ListedSamples
 
@@ -41,6 +41,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         communicates: Whether ranks have talked to each other; nothing is said of a loss then, until the next batch.
         mixes: Whether samples were put in another order, as mixup does to combine each with another.
         placed: Whether a loss of this batch depends on where samples are in it.
+        normalised: Whether it depends on numbers that the program, and not torch, may have normalised over samples.
         linked: Whether something else may have a place for each sample, so that nothing is said of that.
         kept: What the program keeps from batch to batch.
         sizes: What it computes from how many samples a rank has.
@@ -59,7 +60,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def forget(self) -> None:
         """Begin anew."""
-        self.communicates = self.mixes = self.linked = self.placed = False
+        self.communicates = self.mixes = self.linked = self.placed = self.normalised = False
         self._given = GivenRows()
         self._others: Any = WeakTensorKeyDictionary()  # versions and others of what depends on samples
         self._made: Any = WeakTensorKeyDictionary()  # tensors that are computed of numbers of the program alone
@@ -110,7 +111,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         depends = ((one, others) for one, others in computed if any(unlike(one, other) for other in others))
         self.kept.keep((one for one, others in depends if not places(one, others, self._samples)), samples)
         self._batch, self._samples, self._items, self._counts, self._given_off = batch, samples, {}, set(), 0.0
-        self.linked = self.placed = False
+        self.linked = self.placed = self.normalised = False
         if self.communicates:
             others, own = self._others, self._own
             self.forget()
@@ -208,6 +209,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.is_view and any(one.numel() * self._samples == tensors[0].numel() for one in results) and rows:
             return True
         others = [one for one in rows if one not in self._made and type(one) is torch.Tensor and self._of(one) is None]
+        self.normalised |= any(is_normalised(one, self._samples) for one in others)
         return bool(others) and not (func.overloadpacket in _SELECTING and others[0] is not tensors[0])
 
     def _of(self, one: torch.Tensor) -> Any:
@@ -264,6 +266,8 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not all(map(_alike, zip(*map(_shares, counts), strict=True))):
             far = _factors_off([[term.factor for term in terms(one, samples)] for one in some], counts)
             return far if far > least else 0.0
+        if all(one and all(one) for one in counts) and loss.isfinite() and not all(one.isfinite() for one in known[1:]):
+            return 1.0  # no sum of what is finite, but divided by a deviation that other choices have not
         by = [one[0] if one else 1.0 for one in counts]
         values = [float(one.detach()) for one in some]  # 0 / 0 adds nothing, 1 / 0 what is not known
         *four, last = [v * n if n or v == v else 0.0 for v, n in zip(values, by, strict=True)]

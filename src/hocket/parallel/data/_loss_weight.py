@@ -265,18 +265,18 @@ class LossWeights:
             RuntimeError: a statistic of the batch is in it, or a count to which something is added, or what the loop
                 keeps; on every rank alike.
         """
-        mine, samples, constants = (0.0, *[False] * 6), share.samples, set[float]()
+        mine, samples, constants = (0.0, *[False] * 7), share.samples, set[float]()
         ratio = 0.0
         if loss.numel() == 1:
             now, later = exchanged.guards(loss, samples, self._world.size)
             off = 0.0 if now or later or self._by_passes else exchanged.meet(loss, samples, stated=stated)
             ratio = 0.0 if exchanged.communicates or self._by_passes else exchanged.sizes.off(loss, samples)
             constants = constant_divisors(loss, samples, share.total)
-            mine = off, exchanged.mixes, now, later, *exchanged.taken(constants), exchanged.placed
+            mine = off, exchanged.mixes, now, later, *exchanged.taken(constants), exchanged.placed, exchanged.normalised
         exchanged.mixes = False
         everyone = self._world.from_all((mine, constants, exchanged.kept.of(loss)))
         findings = zip(*(one for one, *_ in everyone), strict=True)
-        off, mixes, now, later, counted, other, placed = (max(some) for some in findings)
+        off, mixes, now, later, counted, other, placed, normalised = (max(some) for some in findings)
         constants = set.intersection(*(one for _, one, _ in everyone))
         sizes = [some for *_, some in everyone]
         if differs := unlike(sizes, kept=True):
@@ -322,6 +322,14 @@ class LossWeights:
                 "of the batch: if the program computes it from samples (by item(), by numpy, as a running mean), one "
                 "device does so from all of them; give it hocket.average of the statistic. What is drawn at random may "
                 "differ",
+                stacklevel=5,
+            )
+        if normalised and not self._told:
+            self._told = True
+            warnings.warn(
+                "the loss depends on numbers, one for each sample, whose mean over a rank's samples is 0 or 1, or "
+                "their sum 1: if the program has normalised them (advantages or weights, by numpy), one device does so "
+                "over all samples. Normalise by hocket.average of the statistic, or before the loader",
                 stacklevel=5,
             )
         if placed and not off:
