@@ -266,7 +266,8 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not all(map(_alike, zip(*map(_shares, counts), strict=True))):
             far = _factors_off([[term.factor for term in terms(one, samples)] for one in some], counts)
             return far if far > least else 0.0
-        if all(one and all(one) for one in counts) and loss.isfinite() and not all(one.isfinite() for one in known[1:]):
+        known_by = not self.linked and all(one and all(one) for one in counts)  # or a branch is of other samples
+        if known_by and loss.isfinite() and not all(one.isfinite() for one in known[1:]):
             return 1.0  # no sum of what is finite, but divided by a deviation that other choices have not
         by = [one[0] if one else 1.0 for one in counts]
         values = [float(one.detach()) for one in some]  # 0 / 0 adds nothing, 1 / 0 what is not known

@@ -1,5 +1,6 @@
 """By what a rank's loss is weighted, as its graph tells; a loss that no weight makes that of one device is refused."""
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -104,6 +105,7 @@ class LossWeights:
         self._takes_counts = False  # whether some rank's loss has divided by a count that is a number of Python
         self._told = False  # of what is not the same on all ranks
         self._told_scales = self._told_places = False
+        self._scales: dict[int, list[tuple[float, ...]]] = {}  # of the first losses of batches of each size
         self._counts = False  # whether the loss has divided by something else than samples
         self._by_samples = False  # whether it has always divided by samples, as far as that was sure
         self._forms = set[frozenset[Any]]()  # of this rank's losses so far
@@ -143,12 +145,34 @@ class LossWeights:
         more = 0.0
         if len(terms) == samples == 1 and terms[0] > 1 and is_listed(loss, made):  # of one sample, or of one batch
             terms, more = (1.0,), terms[0] - 1.0
-        scales = scale_of_means(loss, made, samples) if self.looks_at_parts and single else ()
+        assert note.share is not None
+        new_size = single and len(self._scales.get(note.share.total, ())) < 2
+        scales = scale_of_means(loss, made, samples) if single and (self.looks_at_parts or new_size) else ()
+        if new_size and not 0 < part < 0.999:
+            self._tell_changes(scales, note.share)
+        if not self.looks_at_parts:
+            scales = ()
         wrong = _APART * self._parts.apart(note, part, self._marks.updates, anew=anew)
         wrong += self._parts.add(note, part, scales[0] if scales else 0.0, samples)
         self._looked_at += not 0 < part < 1
         guard = samples > 0 and 1.0 in terms and guarded(loss, samples)
         return self._weight_by(terms, samples, scales, wrong, guard, self._takes_form(loss, made, samples), more)
+
+    def _tell_changes(self, scales: tuple[float, ...], share: BatchShard) -> None:
+        """Warn if constants that multiply means were alike in two batches of a size, and are not in one of another."""
+        before = [some for size, some in self._scales.items() if size != share.total and len(some) == 2]
+        self._scales.setdefault(share.total, []).append(scales)
+        for first, second in before:
+            some = list(zip(first, second, scales, strict=False)) if len(first) == len(second) == len(scales) else []
+            changed = [(a, c) for a, b, c in some if math.isclose(a, b) and not math.isclose(a, c, rel_tol=1e-6)]
+            if changed and not self._world.rank and not self._told_scales:
+                self._told_scales = True
+                warnings.warn(
+                    f"the program multiplies its mean loss by {changed[0][0]:g}, and by {changed[0][1]:g} in a batch "
+                    f"of another size, of which this rank has {share.samples} of {share.total} samples: if it computes "
+                    "the number from len(batch), compute it from hocket.total(len(batch)), as one device does",
+                    stacklevel=5,
+                )
 
     def stated(self, loss: torch.Tensor, made: set[int], weight: float, samples: int) -> None:
         """Take notice of a loss of which the program has told the weight.
