@@ -313,6 +313,53 @@ def mean_over_tokens() -> Result:
     return fit(net(), step, loss_reduction="sum")
 
 
+def sample_by_sample() -> Result:
+    """The last sample is one rank's only one."""
+
+    def step(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        times = torch.tensor([[1.0], [2.0], [3.0]], dtype=x.dtype)
+        return torch.stack([F.l1_loss(model(times * a), b.expand(3, 2)) for a, b in zip(x, y, strict=True)]).mean()
+
+    return fit(net(), step)
+
+
+def batches_in_a_list() -> Result:
+    """As `sample_by_sample`, if there is one sample; but that of a batch is a mean over what counts."""
+
+    def step(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        tokens = torch.stack([y[:, 0] > 0, torch.ones(len(y), dtype=torch.bool), y[:, 1] > 0], 1)
+        labels = torch.where(tokens, (x[:, :3] > 0).long(), -100)
+        scores = model(x[:, None] + torch.linspace(0, 1, 3, dtype=x.dtype)[:, None])
+        return torch.stack([F.cross_entropy(scores.reshape(-1, 2), labels.reshape(-1))]).mean()
+
+    return fit(net(), step)
+
+
+def samples_of_which_some_count() -> Result:
+    """Each has as many elements as a rank has samples."""
+
+    def step(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        output = model(x)
+        each = [F.mse_loss(output[i], y[i]) if y[i, 0] > 0 else output[i].sum() * 0 for i in range(len(y))]
+        return torch.stack(each).mean()
+
+    return fit(net(), step)
+
+
+def classes_that_are_there() -> Result:
+    """Each rank has some."""
+
+    def step(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        output, classes = model(x), (x[:, 0] * 2).floor().clamp(-1, 1)
+        found: Any = 0
+        for one in (-1, 0, 1):
+            if (here := classes == one).any():
+                found = found + (1 + 0.1 * one) * (output[here] - y[here]).square().sum()
+        return found / len(x)
+
+    return fit(net(), step, batch_size=8)
+
+
 def two_losses_of_one_pass() -> Result:
     """The first divides by what is not masked, the other by samples; the pass is computed again for each."""
 
@@ -346,6 +393,10 @@ EQUAL: dict[str, Callable[[], Result]] = {
         sum_with_parameter_term,
         sum_through_a_dataclass,
         mean_over_tokens,
+        sample_by_sample,
+        batches_in_a_list,
+        samples_of_which_some_count,
+        classes_that_are_there,
         two_losses_of_one_pass,
     )
 } | {

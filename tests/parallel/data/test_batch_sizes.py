@@ -29,6 +29,7 @@ def hidden(x: Tensor, out: Tensor, y: Tensor) -> Tensor:
 
 
 FACTOR, DECISION = "what it computes from len(batch)", "decides by how many samples"
+CHANGE = "in a batch of another size"
 CASES: dict[str, tuple[str, Loss]] = {
     "mean": ("", lambda x, out, y, _: F.mse_loss(out, y)),
     "by len": ("", lambda x, out, y, _: (out - y).square().sum() / len(x)),
@@ -36,6 +37,11 @@ CASES: dict[str, tuple[str, Loss]] = {
     "same": ("", lambda x, out, y, _: F.mse_loss(out, y) * (len(x) / len(y)) + out.new_zeros(len(x)).mean()),
     "state": ("", lambda x, out, y, _: hidden(x, out, y)),
     "share": (FACTOR, lambda x, out, y, _: F.mse_loss(out, y) * len(x) / 24),
+    "elements": (FACTOR, lambda x, out, y, _: F.mse_loss(out, y) * (x.numel() / 100)),
+    "by elements": ("", lambda x, out, y, _: (out - y).square().sum() / y.numel()),
+    "number": (CHANGE, lambda x, out, y, _: F.mse_loss(out, y) * (0.1 * len(x))),
+    "float": (CHANGE, lambda x, out, y, _: F.mse_loss(out, y) * (float(x.shape[0]) / 24) + out.square().mean()),
+    "same number": ("", lambda x, out, y, _: 0.4 * F.mse_loss(out, y) + out.square().mean() * 0.1),
     "root": (FACTOR, lambda x, out, y, _: (out - y).square().sum() / x.shape[0] ** 0.5),
     "penalty": (FACTOR, lambda x, out, y, model: F.mse_loss(out, y) + len(x) / 24 * penalty(model)),
     "left out": (DECISION, lambda x, out, y, _: F.mse_loss(out, y) if len(x) >= 6 else None),

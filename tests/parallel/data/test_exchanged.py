@@ -103,6 +103,24 @@ def test_what_a_model_is_given_is_chosen_by_each_sample_alone(chosen: Loss, righ
     assert (look.meet(F.mse_loss(given, given + 1), 8) == 0) is right
 
 
+@pytest.mark.parametrize("samples", [2, 3])
+def test_a_deviation_that_other_choices_of_few_samples_have_not_is_found(samples: int) -> None:
+    x, y = torch.randn(2, samples, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).unbind()
+    look = ExchangedSamples()
+    look.next(object(), samples)
+    look.follow([x, y.requires_grad_()], samples)
+    look.begin()
+    try:
+        given, loss = (x - x.mean(0)) / x.std(0), F.mse_loss(y, x / x.std(0))
+    finally:
+        look.end()
+    assert look.meet(loss, samples) == 1
+    look.given([x], samples)
+    assert look.meet(loss * 0, samples) == 0
+    look.given([given], samples)
+    assert look.meet(loss * 0, samples) == 1
+
+
 def filled(samples: Sequence[torch.Tensor]) -> torch.Tensor:
     rows = torch.zeros(len(samples), 3, dtype=torch.float64)
     for i, one in enumerate(samples):

@@ -10,6 +10,7 @@ from ._loss_graph import (
     SAME_VALUES,
     SUMS,
     divided_by,
+    divides_by_samples,
     divisors,
     guarded,
     is_empty,
@@ -19,6 +20,7 @@ from ._loss_graph import (
     is_zeroed,
     kind_of,
     sizes_of,
+    takes_one,
     terms,
 )
 from ._rng import RandomStream, RngStates, mix, restored
@@ -33,9 +35,9 @@ __all__ = [
     "GUARDED", "SAME_VALUES", "SUMS", "AgreedCount", "BatchPart", "BatchShard", "BatchSplitter", "Cutter",
     "DistributedLoader", "Key", "Keywords", "LossForm", "LossTally", "MeasuredLoss", "Numbers", "RandomStream",
     "RankSampler", "Reduction", "RngStates", "SeededDataset", "ShardedLoader", "SharedLoader", "TensorCount",
-    "TracedNumber", "average", "batch_of", "called", "cut_fields", "divided_by", "divisors", "each", "expected_size",
-    "fingerprint", "generators", "guarded", "inner_loader", "is_empty", "is_of_one", "is_one_by_one", "is_plain",
-    "is_zeroed", "kind_of", "mapped", "mix", "number", "own_generators", "plain", "possible_counts",
-    "put_back_generators", "restored", "samples_in", "sizes_of", "state_of", "tensors_in", "terms", "total", "traced",
-    "unaltered", "undisturbed", "views_like",
+    "TracedNumber", "average", "batch_of", "called", "cut_fields", "divided_by", "divides_by_samples", "divisors",
+    "each", "expected_size", "fingerprint", "generators", "guarded", "inner_loader", "is_empty", "is_of_one",
+    "is_one_by_one", "is_plain", "is_zeroed", "kind_of", "mapped", "mix", "number", "own_generators", "plain",
+    "possible_counts", "put_back_generators", "restored", "samples_in", "sizes_of", "state_of", "takes_one",
+    "tensors_in", "terms", "total", "traced", "unaltered", "undisturbed", "views_like",
 ]  # fmt: skip

@@ -70,6 +70,13 @@ def divided_by(loss: torch.Tensor, samples: int | None = None) -> float:
     return found.pop() if len(found) == 1 else 0.0
 
 
+def divides_by_samples(loss: torch.Tensor, samples: int) -> bool:
+    """Return whether all terms of a loss are sums that the program divides by `len(batch)`, however many there are."""
+    parts = terms(loss, samples) if loss.grad_fn is not None else []
+    known = [one.divisor for one in parts if one.node is not None and _is_sum(one.node) and one.divisor is not None]
+    return len(known) == len(parts) > 0 and all(is_plain(one) and float(one) == samples for one in known)
+
+
 def guarded(loss: torch.Tensor, samples: int | None = None) -> bool | None:
     """Return whether sums of a loss are divided by 1 where there was nothing to count: `sum / count.clamp(min=1)`.
 
@@ -180,7 +187,7 @@ def terms(loss: torch.Tensor, samples: int | None = None) -> list[Term]:
         by, scaled = _scaled(node) if kind in ("Mul", "Div") else (None, None)
         if kind in ("Add", "Sub") or (kind in (*SAME_VALUES, _OVER_RANKS) and len(below) == 1):
             todo += [replace(term, node=one) for one in reversed(below)]
-        elif scalar := _of_scalar(node):
+        elif scalar := _of_scalar(node, samples):
             todo.append(replace(term, node=scalar))
         elif by is not None and by.numel() == 1:
             number = abs(float(by))
@@ -261,8 +268,8 @@ def _parts(node: Any, samples: int | None) -> list[tuple[Any, float, torch.Tenso
         below = rest
     inner = [one for one, _ in below.next_functions]
     if kind in ("Stack", "Cat"):
-        of_samples = samples is None or (not size % max(1, samples) and any(is_of_one(one, samples) for one in inner))
-        if of_samples or size < 2 or len(inner) != size or None in inner:
+        each = samples is None or (not size % max(1, samples) and any(is_of_one(one, samples) for one in inner))
+        if each or all(_is_taken(one, samples) for one in inner) or size < 2 or len(inner) != size or None in inner:
             return []
         counts: list[torch.Tensor | None] = [None] * size if divided is None else list(divided)
         return [(one, f, d) for one, f, d in zip(inner, factors.tolist(), counts, strict=True)]
@@ -278,7 +285,7 @@ def _parts(node: Any, samples: int | None) -> list[tuple[Any, float, torch.Tenso
     return [(below, f, d) for f, d in zip(factors.tolist(), divided, strict=True)]
 
 
-def _of_scalar(node: Any) -> Any:
+def _of_scalar(node: Any, samples: int | None = None) -> Any:
     """Return the loss that a sum or mean leaves as it is, for it goes over that alone (`loss.mean()`); else None.
 
     The loss of one sample that was taken from all is none: the mean over as many as there are divides by samples.
@@ -288,7 +295,7 @@ def _of_scalar(node: Any) -> Any:
     below = node.next_functions[0][0]
     while below is not None and math.prod(torch_adapter.result_sizes(below)) == 1:
         if not torch_adapter.result_sizes(below):
-            return None if _may_be_taken(below) else below
+            return None if _is_taken(below, samples) else below
         if kind_of(below) not in (*SAME_VALUES, "Stack", "Cat") or len(below.next_functions) != 1:
             return None
         below = below.next_functions[0][0]
@@ -344,24 +351,24 @@ def is_of_one(node: Any, samples: int) -> bool:
     return odd
 
 
-def _is_taken_from(node: Any, samples: int) -> bool:
-    """Return whether a loss is of one sample that was taken from all: `for output, target in zip(outputs, targets)`."""
+def takes_one(node: Any, samples: int | None) -> bool:
+    """Return whether an operator takes one sample from all of a rank, or takes all apart; from any number if None."""
+    kind = kind_of(node)
+    if kind not in ("Select", "Slice", "Unbind", "Split", "SplitWithSizes") or node._saved_dim != 0:
+        return False
+    if kind == "Slice" and torch_adapter.result_sizes(node)[0] != 1:
+        return False
+    size = sizes_of(node)[0] if kind in ("Select", "Slice") else len(node._input_metadata)
+    return samples is None or bool(size == samples)
+
+
+def _is_taken(node: Any, samples: int | None) -> bool:
+    """Return whether a loss is of one sample that was taken from all, and not one of several put together."""
     for _ in range(_CHAIN):
         if node is None or kind_of(node) in ("Stack", "Cat"):
             return False
-        if kind_of(node) == "Unbind":
-            return bool(node._saved_dim == 0 and len(node._input_metadata) == samples)
-        node = next((one for one, _ in node.next_functions if one is not None), None)
-    return False
-
-
-def _may_be_taken(node: Any) -> bool:
-    """Return whether a loss may be of one sample that was taken from this rank's, if it has no more: `outputs[i]`."""
-    for _ in range(_CHAIN):
-        if node is None or kind_of(node) in ("Stack", "Cat"):
-            return False
-        if kind_of(node) in ("Select", "Unbind", "Slice", "Split") and getattr(node, "_saved_dim", None) == 0:
-            return torch_adapter.result_sizes(node)[:1] in ((), (1,)) or kind_of(node) in ("Select", "Unbind")
+        if takes_one(node, samples):
+            return True
         node = next((one for one, _ in node.next_functions if one is not None), None)
     return False
 
@@ -373,7 +380,7 @@ def is_one_by_one(loss: torch.Tensor, samples: int) -> bool:
         return False
     known = [one for one in found if one.node]
     quotients = [one for one in known if one.again or not _is_sum(one.node)]
-    return any(is_of_one(one.node, samples) for one in known) or any(_is_taken_from(q.node, samples) for q in quotients)
+    return any(is_of_one(one.node, samples) for one in known) or any(_is_taken(one.node, samples) for one in quotients)
 
 
 def _of_parameters(root: Any) -> bool:

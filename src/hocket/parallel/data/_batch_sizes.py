@@ -17,9 +17,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hocket.comm import torch_adapter
 
-from ..batches import SUMS, BatchShard, Numbers, TracedNumber, mapped, plain, tensors_in, terms, traced
+from ..batches import SUMS, BatchShard, Numbers, TracedNumber, is_one_by_one, mapped, plain, tensors_in, terms, traced
 
-_SIZES = ("size", "__get__")
+_SIZES = ("size", "__get__", "numel", "nelement")
 _len = len
 _ARITHMETIC = {
     "mul", "mul_", "multiply", "div", "div_", "divide", "true_divide", "add", "add_", "sub", "sub_", "rsub", "pow",
@@ -114,11 +114,11 @@ class BatchSizes(TorchFunctionMode, Numbers):
         return traced(number, lambda size: size, self) if program and self._has_rows(one) else number
 
     def _sizes(self, tensor: torch.Tensor, result: Any) -> Any:
-        """Return sizes of which that of the first dimension is followed."""
-        number = traced(len(tensor), lambda size: size, self)
+        """Return sizes of which that of the first dimension, or of all of them, is followed."""
         if isinstance(result, torch.Size):
-            return torch.Size((number, *result[1:]))
-        return number if type(result) is int and result == len(tensor) else result
+            return torch.Size((traced(result[0], lambda size: size, self), *result[1:]))
+        whole = type(result) is int and result in (len(tensor), tensor.numel())
+        return traced(result, lambda size: result // len(tensor) * size, self) if whole else result
 
     def _of_all(self, number: TracedNumber) -> Any:
         return number.node(self._total)
@@ -187,6 +187,8 @@ class BatchSizes(TorchFunctionMode, Numbers):
             return 0.0
         share = samples / self._total
         mine, theirs = _factors(loss, samples), _factors(other, samples)
+        if is_one_by_one(loss, samples):  # a sum of one for each, though each is a mean
+            mine = [(factor, True) for factor, _ in mine]
         ratio = float(other.detach()) / (float(loss.detach()) or 1.0)
         pairs = list(zip(mine, theirs, strict=True)) if len(mine) == len(theirs) else []
         if all(_near(a, b) for (a, _), (b, _) in pairs):  # or nothing is known of terms

@@ -23,6 +23,7 @@ from ..batches import (
     is_zeroed,
     kind_of,
     sizes_of,
+    takes_one,
     terms,
 )
 
@@ -123,7 +124,7 @@ def samples_paired(loss: torch.Tensor, made: set[int], samples: int) -> bool:
     the means of groups.
     """
     nodes = list(_behind(loss.grad_fn, made)) if samples > 1 else []
-    apart = any(_takes_one(one, samples) for one in nodes)
+    apart = any(takes_one(one, samples) for one in nodes)
     for node in nodes:
         below = [one for one, _ in node.next_functions]
         if kind_of(node) in (*_BENT, *_RANKING) and not apart and any(_has_mean(one, made, samples) for one in below):
@@ -178,14 +179,6 @@ def _adds_samples(node: Any, samples: int) -> bool:
     if kind_of(node) not in ("IndexAdd", "ScatterAdd", "ScatterReduce"):
         return False
     return len(node._saved_index) == samples != torch_adapter.result_sizes(node)[0]
-
-
-def _takes_one(node: Any, samples: int) -> bool:
-    """Return whether an operator takes one sample from all, or takes all apart."""
-    kind = kind_of(node)
-    if kind not in ("Select", "Unbind", "Split", "SplitWithSizes") or node._saved_dim != 0:
-        return False
-    return sizes_of(node)[0] == samples if kind == "Select" else len(node._input_metadata) == samples
 
 
 def _of_others(rows: torch.Tensor, samples: int) -> torch.Tensor:
@@ -267,7 +260,7 @@ def samples_compete(loss: torch.Tensor, made: set[int], samples: int) -> str:
     for node in _behind(loss.grad_fn, made):
         kind = kind_of(node)
         ranks = kind in _RANKING and _over_samples(node, made, samples) and torch_adapter.reaches(node, made)
-        if ranks and not any(_takes_one(one, samples) for one in _behind(node, made)):
+        if ranks and not any(takes_one(one, samples) for one in _behind(node, made)):
             return kind.lower()
     return ""
 
@@ -282,6 +275,11 @@ def _behind(root: Any, made: set[int]) -> Iterator[Any]:
         seen.add(node)
         yield node
         todo += [one for one, _ in node.next_functions]
+
+
+def is_listed(loss: torch.Tensor, made: set[int]) -> bool:
+    """Return whether something is put together in a loss of which there is one now: `torch.stack(losses).mean()`."""
+    return any(kind_of(one) in ("Stack", "Cat") and len(one.next_functions) == 1 for one in _behind(loss.grad_fn, made))
 
 
 def _over_samples(node: Any, made: set[int], samples: int) -> bool:

@@ -247,11 +247,14 @@ class DataParallel(torch.nn.Module):
         """Look on at what is computed from a batch, and now from outputs of the model."""
         apart = self._apart
         if note is not None and note.share is not None and self._waits:
-            _exchanged.given(inputs, note.share.samples)
+            rows = [one for i, one in enumerate(outputs) if apart is None or i in apart.rows]
+            covers = any(one.shape[:1] == (note.share.samples,) for one in (*inputs, *outputs))
+            _exchanged.sizes.covers |= covers
+            if covers or torch.is_grad_enabled():  # else some are shown
+                _exchanged.given(inputs, note.share.samples)
+                _exchanged.linked |= any(one.dim() and all(one is not row for row in rows) for one in outputs)
             for one in outputs:
                 _exchanged.kept.know(one)
-            _exchanged.sizes.covers |= any(one.shape[:1] == (note.share.samples,) for one in (*inputs, *outputs))
-            rows = (one for i, one in enumerate(outputs) if apart is None or i in apart.rows)
             _exchanged.follow(rows, note.share.samples)
             _exchanged.begin()
 
@@ -377,7 +380,8 @@ class DataParallel(torch.nn.Module):
             self._looks, self._batches, self._outputs = _LOOKS, 1, deque(maxlen=4)
             self._looks_again -= 1
             self._anew = False
-        _exchanged.next(note, note.share.samples)
+        if _exchanged.next(note, note.share.samples):
+            self._losses.tell_places()
         self._tell_sizes(note.share)
         if note.share.uneven and _exchanged.reduces and not _exchanged.reduces_counts:
             _exchanged.reduces = False

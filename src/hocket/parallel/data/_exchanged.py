@@ -1,10 +1,4 @@
-"""Computes a loss besides for other choices of the same samples, which shows what no derivative does.
-
-Ranks' losses make that of one device only if a loss, times what it divides by, is a sum of one term for each sample.
-Such a sum does not mind which samples meet: with halves a and b of a rank's samples, `f(a, b) + f(b', a') = f(a, a') +
-f(b', b)`, where a' is the first of a as often as b has samples, and b' the other way. A statistic of the batch without
-a gradient, weights of classes by how often the batch has them, or samples combined with others break it.
-"""
+"""Computes a loss besides for other choices of the same samples, which shows what no derivative does."""
 
 import functools
 import math
@@ -22,15 +16,18 @@ from hocket.comm import torch_adapter
 
 from ..batches import divisors, mapped, tensors_in, terms
 from ._batch_sizes import BatchSizes
+from ._choices import OTHERS, GivenRows, choices, has_rows, is_normalised, off, places, rows_off, sums, unlike
 from ._kept import KeptTensors, owned, written
 from ._listed_samples import ListedSamples
 
-_MOST_BYTES = 2**28
+_PLACES = range(1, 1 + OTHERS)
+_MOST_BYTES = OTHERS * 80 * 2**20
 """What other choices of samples may take: nothing is known of a loss whose operands are larger."""
 
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 3e-3}
 _LOW = 5e-2
 _ORDERS = (torch.ops.aten.flip, torch.ops.aten.roll, torch.ops.aten.index, torch.ops.aten.index_select)
+_SELECTING = (torch.ops.aten.index, torch.ops.aten.index_select, torch.ops.aten.masked_select)
 _MANY = 4096.0
 _WRITTEN = 8  # characters: numbers of a program's text are short, and computed ones are not
 _LOOKED_AT = 2**16  # numbers among which a count is looked for
@@ -43,6 +40,9 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         communicates: Whether ranks have talked to each other; nothing is said of a loss then, until the next batch.
         mixes: Whether samples were put in another order, as mixup does to combine each with another.
+        placed: Whether a loss of this batch depends on where samples are in it.
+        normalised: Whether it depends on numbers that the program, and not torch, may have normalised over samples.
+        linked: Whether something else may have a place for each sample, so that nothing is said of that.
         kept: What the program keeps from batch to batch.
         sizes: What it computes from how many samples a rank has.
         reduces: Whether the program itself sums or averages a statistic over ranks.
@@ -54,16 +54,18 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._on = ExitStack()
         self._batch, self._samples = object(), 0
         self.kept, self._listed = KeptTensors(), ListedSamples()
-        self.sizes = BatchSizes(lambda one: _has_rows(one, self._samples) and self._of(one) is not None)
+        self.sizes = BatchSizes(lambda one: has_rows(one, self._samples) and self._of(one) is not None)
         self.reduces = self.reduces_counts = False
         self.forget()
 
     def forget(self) -> None:
         """Begin anew."""
-        self.communicates = self.mixes = False
-        self._others: Any = WeakTensorKeyDictionary()  # versions and three others of what depends on samples
+        self.communicates = self.mixes = self.linked = self.placed = self.normalised = False
+        self._given = GivenRows()
+        self._others: Any = WeakTensorKeyDictionary()  # versions and others of what depends on samples
+        self._made: Any = WeakTensorKeyDictionary()  # tensors that are computed of numbers of the program alone
         self._numbers: Any = WeakTensorKeyDictionary()  # numbers that are computed of one other number, and how
-        self._items: dict[float, list[float]] = {}  # numbers that the program has taken, and their three others
+        self._items: dict[float, list[float]] = {}  # numbers that the program has taken, and their others
         self._counts = set[float]()  # whole numbers that it has taken
         self._bytes, self._lowest = 0, torch.float64
         self._given_off = 0.0  # how far what models were given is from samples by themselves
@@ -85,9 +87,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _hear(self) -> None:
         if not self.communicates:  # what follows may have other ranks' samples, and so may what is changed then
-            self._own = {
-                key: one.detach().clone() for key, one in _named(self._others) if _has_rows(one, self._samples)
-            }
+            self._own = {key: one.detach().clone() for key, one in _named(self._others) if has_rows(one, self._samples)}
         self.communicates = True
         self.kept.forget()
         if (one := torch_adapter.reduced()) is not None:
@@ -95,23 +95,30 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.reduces |= one.is_floating_point()
             self.reduces_counts |= bool(((counts > 0) & (counts == counts.round())).any())
 
-    def next(self, batch: object, samples: int) -> None:
-        """Pause for a new batch, and take what is left of those before for what the program keeps."""
+    def next(self, batch: object, samples: int) -> bool:
+        """Pause for a new batch, and take what is left of those before for what the program keeps.
+
+        Returns:
+            Whether models were given samples of the batch before by where they are in it, and not all of them.
+        """
         if batch is self._batch:
-            return  # another model has told of it
+            return False  # another model has told of it
         self.end()
+        placed, self._given = self._given.placed and not self.communicates, GivenRows()
         for one in list(owned):
             self._others.pop(one, None)
-        computed = ((one, three) for one, (versions, *three) in self._others.items() if len(versions) == 2)
-        depends = ((one, three) for one, three in computed if any(_unlike(one, other) for other in three))
-        self.kept.keep((one for one, three in depends if not _places(one, three, self._samples)), samples)
+        computed = ((one, others) for one, (versions, *others) in self._others.items() if len(versions) == 2)
+        depends = ((one, others) for one, others in computed if any(unlike(one, other) for other in others))
+        self.kept.keep((one for one, others in depends if not places(one, others, self._samples)), samples)
         self._batch, self._samples, self._items, self._counts, self._given_off = batch, samples, {}, set(), 0.0
+        self.linked = self.placed = self.normalised = False
         if self.communicates:
             others, own = self._others, self._own
             self.forget()
             for key, one in _named(others):
                 if key in own and not one.requires_grad and torch.equal(one, own[key]) and self._affords(one):
                     self._others[one] = others[one]
+        return placed
 
     def follow_batch(self, tensors: Sequence[torch.Tensor], samples: int) -> None:
         """Follow what a loader has yielded: tensors with a row for each sample, or those of a list of samples."""
@@ -125,8 +132,8 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         for one in tensors:
             self.kept.know(one)
-            if _has_rows(one, samples) and one not in self._others and self._affords(one):
-                rows = _choices(one.detach(), samples)
+            if has_rows(one, samples) and one not in self._others and self._affords(one):
+                rows = choices(one.detach(), samples)
                 versions = (_version(one) + changes,)
                 self._others[one] = [versions, *(row.requires_grad_(one.requires_grad) for row in rows)]
 
@@ -136,14 +143,14 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         If the program has put samples into another order (by their lengths, say), or it is not known where they come
         from, what it has of the batch besides may have another order, and is followed no more.
         """
-        tensors = list(tensors)
-        fours = ([one, *found[1:]] for one in tensors if (found := self._of(one)) is not None)
-        self._given_off = max([self._given_off, *map(_rows_off, fours)])
-        known = [(one, self._of(one)) for one in tensors if _has_rows(one, samples)]
-        known = [(one, found[1:]) for one, found in known if found is not None]
-        if known and all(all(map(torch.equal, found, _choices(one, samples))) for one, found in known):
+        every = [(one, found[1:] if (found := self._of(one)) else None) for one in tensors]
+        self._given_off = max([self._given_off, *(rows_off([one, *found[:3]]) for one, found in every if found)])
+        if torch.is_grad_enabled() and not torch_adapter.in_backward():
+            self._given.add([one for one, _ in every], [found and found[-1] for _, found in every])
+        known = [(one, found) for one, found in every if found and has_rows(one, samples)]
+        if known and all(all(map(torch.equal, found, choices(one, samples))) for one, found in known):
             return
-        if not self.mixes or all(torch.isin(_sums(other), _sums(one)).all() for one, found in known for other in found):
+        if not self.mixes or all(torch.isin(sums(other), sums(one)).all() for one, found in known for other in found):
             self.mixes, self._others = False, WeakTensorKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -161,12 +168,15 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not followed or torch_adapter.in_backward():
             result = func(*args, **given[1])
             self.kept.read(func, given, tensors, found := tensors_in(result), followed, self._items)
+            if _is_exact(func) and not func._schema.is_mutable and all(one in self._made for one in tensors):
+                self._made.update(dict.fromkeys(found))
+            for one in written(func, given):
+                self._made.pop(one if one._base is None else one._base, None)
             rows = self._listed.read(func, given, tensors, found)
             self.follow(rows, self._samples, int(func._schema.is_mutable))
             return result
         aten = func.namespace == "aten"
-        ours = aten and torch.Tag.nondeterministic_seeded not in func.tags
-        others = [self._run(func, given, place) for place in (1, 2, 3)] if ours else []
+        others = [self._run(func, given, place) for place in _PLACES] if aten and _is_exact(func) else []
         result = func(*args, **given[1])
         self.mixes |= func.overloadpacket in _ORDERS and followed[0] is args[0] and len(followed) == 1
         for one in () if aten else followed:
@@ -176,18 +186,31 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif isinstance(result, int | float) and not isinstance(result, bool) and float(result).is_integer():
             self._counts.add(float(result))
         found = tensors_in(result)
+        self.linked |= self._links(func, tensors, found)
         self.kept.read(func, given, tensors, found, followed, self._items)
         same = bool(others) and all(len(one) == len(found) for one in others)
-        for one, *three in zip(found, *others, strict=True) if same else ():
+        for one, *some in zip(found, *others, strict=True) if same else ():
             if self._affords(one):
                 # torch counts a change in place, and has a view share its count, when this has returned.
                 now = _version(followed[0] if func.is_view else one)
-                self._others[one] = [(now, now + func._schema.is_mutable), *three]
+                self._others[one] = [(now, now + func._schema.is_mutable), *some]
                 if len(followed) == 1 and one.dim() == followed[0].dim() == 0 and one is not followed[0]:
                     self._numbers[one] = followed[0], func, given
         for one in written(func, given):
-            self.kept.wrote(one, _places(one, self._others.get(one, ())[1:], self._samples))
+            self.kept.wrote(one, places(one, self._others.get(one, ())[1:], self._samples))
         return result
+
+    def _links(self, func: Any, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> bool:
+        """Return whether an operator takes one sample, or what has a place for each and is not known to come from them.
+
+        What selects samples is taken to come from them, by numpy or a list.
+        """
+        rows = [one for one in tensors if self._samples in one.shape]
+        if func.is_view and any(one.numel() * self._samples == tensors[0].numel() for one in results) and rows:
+            return True
+        others = [one for one in rows if one not in self._made and type(one) is torch.Tensor and self._of(one) is None]
+        self.normalised |= any(is_normalised(one, self._samples) for one in others)
+        return bool(others) and not (func.overloadpacket in _SELECTING and others[0] is not tensors[0])
 
     def _of(self, one: torch.Tensor) -> Any:
         """Return what is known of a tensor; None if nothing is, or something has changed it unseen."""
@@ -195,7 +218,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return known if known is not None and _version(one) in known[0] else None
 
     def _affords(self, one: torch.Tensor) -> bool:
-        nbytes = 3 * one.numel() * one.element_size()
+        nbytes = OTHERS * one.numel() * one.element_size()
         if self._bytes + nbytes > _MOST_BYTES:
             return False
         self._bytes += nbytes
@@ -228,26 +251,30 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         What it divides by is looked at, too: a count is such a sum. `stated` says whether the program has told by what
         losses are weighted where their graph does not tell; `times` whether it is the loss times what it divides by.
         """
-        known = self._of(loss)
         if self.communicates or samples < 2:
             return 0.0
-        if self._given_off > _TOLERANCES.get(self._lowest, _LOW):
+        least = _TOLERANCES.get(self._lowest, _LOW)
+        if self._given_off > least:
             return self._given_off
+        known = self._of(loss)
         if known is None or any(one.numel() != 1 for one in known[1:]):
             return 0.0
-        four = [loss, *known[1:]]
-        counts = [divisors(one, samples) if times else () for one in four]
+        some = [loss, *known[1:]]
+        counts = [divisors(one, samples) if times else () for one in some]
         if len({len(one) for one in counts}) > 1 or (stated and not counts[0]):
             return 0.0
-        least = _TOLERANCES.get(self._lowest, _LOW)
         if not all(map(_alike, zip(*map(_shares, counts), strict=True))):
-            off = _factors_off([[term.factor for term in terms(one, samples)] for one in four], counts)
-            return off if off > least else 0.0
+            far = _factors_off([[term.factor for term in terms(one, samples)] for one in some], counts)
+            return far if far > least else 0.0
+        known_by = not self.linked and all(one and all(one) for one in counts)  # or a branch is of other samples
+        if known_by and loss.isfinite() and not all(one.isfinite() for one in known[1:]):
+            return 1.0  # no sum of what is finite, but divided by a deviation that other choices have not
         by = [one[0] if one else 1.0 for one in counts]
-        values = [float(one.detach()) for one in four]  # 0 / 0 adds nothing, 1 / 0 what is not known
-        off = _off([v * n if n or v == v else 0.0 for v, n in zip(values, by, strict=True)])
-        off = max(off, _off(by) if min(by) > 1 else 0.0)
-        return off if off > least else 0.0
+        values = [float(one.detach()) for one in some]  # 0 / 0 adds nothing, 1 / 0 what is not known
+        *four, last = [v * n if n or v == v else 0.0 for v, n in zip(values, by, strict=True)]
+        far = max(off(four), off(by[:4]) if min(by) > 1 else 0.0)
+        self.placed |= not self.linked and off([four[0], last, last, last]) > least
+        return far if far > least else 0.0
 
     def guards(self, loss: torch.Tensor, samples: int, ranks: int) -> tuple[bool, bool]:
         """Return whether a loss divides by more than it counts (`count + 1`), and whether it may where less counts."""
@@ -292,46 +319,12 @@ def _named(tensors: Iterable[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
     return [(id(one), one) for one in tensors]
 
 
-def _has_rows(one: torch.Tensor, samples: int) -> bool:
-    return bool(one.dim()) and len(one) == samples and one.layout is torch.strided
-
-
-def _choices(rows: torch.Tensor, samples: int) -> list[torch.Tensor]:
-    """Return what stands for the rows of samples: halves a and b as b' and a', a and a', b' and b (see above)."""
-    a, b = list(range(samples // 2)), list(range(samples // 2, samples))
-    like_a, like_b = b[:1] * len(a), (a or b)[:1] * len(b)
-    return [rows[choice] for choice in (like_a + like_b, a + like_b, like_a + b)]
-
-
-def _unlike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    with torch_adapter.unsaved():
-        return one.shape != other.shape or not torch.equal(one.detach(), other.detach())
-
-
-def _places(one: torch.Tensor, three: Sequence[torch.Tensor], samples: int) -> set[int]:
-    """Return the dims in which a tensor has a place for each sample, as shows in what it is with other choices."""
-    found = set[int]()
-    with torch_adapter.unsaved():
-        for dim in (dim for dim, size in enumerate(one.shape) if size == samples):
-            choices = _choices(one.detach().movedim(dim, 0), samples)
-            others = [other.detach().movedim(dim, 0) for other in three if other.shape == one.shape]
-            if len(others) == 3 and all(map(_near, others, choices)):
-                found.add(dim)
-    return found
-
-
-def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if not one.is_floating_point():
-        return torch.equal(one, other)
-    return bool((one - other).norm() <= _LOW * other.norm())
-
-
-def _sums(rows: torch.Tensor) -> torch.Tensor:
-    return _real(rows).double().reshape(len(rows), -1).sum(1)
-
-
 def _put(source: torch.Tensor, instead: torch.Tensor, one: torch.Tensor) -> torch.Tensor:
     return instead if one is source else one
+
+
+def _is_exact(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded not in func.tags
 
 
 def _version(one: torch.Tensor) -> int:
@@ -361,32 +354,3 @@ def _shares(counts: Sequence[float]) -> list[float]:
 
 def _alike(shares: Sequence[float]) -> bool:
     return all(math.isclose(one, shares[0]) for one in shares)
-
-
-def _rows_off(four: Sequence[torch.Tensor]) -> float:
-    """Return how far rows that a model is given are from a selection that goes by each sample alone, relative.
-
-    The sums of such rows, and of their cubes, are sums of one term for each sample (those of squares are so where rows
-    are normalised over a batch). Where not even the numbers of rows are, nothing is said: repeated rows may have been
-    left out.
-    """
-    sizes = [len(one) if one.dim() else 0 for one in four]
-    if len({one.shape[1:] for one in four}) > 1 or sizes[0] + sizes[1] != sizes[2] + sizes[3] or not min(sizes):
-        return 0.0
-    with torch_adapter.unsaved():
-        flat = [_real(one).double().reshape(len(one), -1) for one in four]
-        a, b, c, d = (torch.cat([one.sum(0), one.pow(3).sum(0)]) for one in flat)
-        size = max(float(one.abs().max()) for one in (a, b, c, d)) if a.numel() else 0.0
-        off = float((a + b - c - d).abs().max()) / size if size else 0.0
-    return off if math.isfinite(off) else 0.0
-
-
-def _real(one: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(one.detach()) if one.is_complex() else one.detach()
-
-
-def _off(four: Sequence[float]) -> float:
-    """Return how far the sum of the first two is from that of the others, relative; 0 where one is no number."""
-    a, b, c, d = four
-    size = max(map(abs, four))
-    return abs(a + b - c - d) / size if all(map(math.isfinite, four)) and size else 0.0

@@ -1,5 +1,6 @@
 """By what a rank's loss is weighted, as its graph tells; a loss that no weight makes that of one device is refused."""
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 
 from hocket import comm
 
-from ..batches import GUARDED, BatchShard, divisors, guarded, is_one_by_one
+from ..batches import GUARDED, BatchShard, divides_by_samples, divisors, guarded, is_one_by_one
 from ..batches import batch as _batch
 from ..mesh import World
 from ._apart import Apart
@@ -16,6 +17,7 @@ from ._coupling import (
     constant_divisors,
     form_of,
     gathered,
+    is_listed,
     outputs_apart,
     samples_compete,
     samples_meet,
@@ -102,8 +104,10 @@ class LossWeights:
         self._constants = set[float]()  # by which all ranks have divided a sum
         self._takes_counts = False  # whether some rank's loss has divided by a count that is a number of Python
         self._told = False  # of what is not the same on all ranks
-        self._told_scales = False
+        self._told_scales = self._told_places = False
+        self._scales: dict[int, list[tuple[float, ...]]] = {}  # of the first losses of batches of each size
         self._counts = False  # whether the loss has divided by something else than samples
+        self._by_samples = False  # whether it has always divided by samples, as far as that was sure
         self._forms = set[frozenset[Any]]()  # of this rank's losses so far
         self._fresh = False  # whether it has a new one that was not told to other ranks yet
         self.is_new = False  # whether some rank's loss has a form that it had not before, and is to be looked at again
@@ -136,12 +140,39 @@ class LossWeights:
         single = loss.numel() == 1
         self._one_by_one |= single and is_one_by_one(loss, samples)
         terms = divisors(loss, samples) if single and not self._one_by_one else ()
-        scales = scale_of_means(loss, made, samples) if self.looks_at_parts and single else ()
+        if len(terms) > 1 and divides_by_samples(loss, samples):  # of classes, say, of which a rank may have some
+            terms = terms[:1]
+        more = 0.0
+        if len(terms) == samples == 1 and terms[0] > 1 and is_listed(loss, made):  # of one sample, or of one batch
+            terms, more = (1.0,), terms[0] - 1.0
+        assert note.share is not None
+        new_size = single and len(self._scales.get(note.share.total, ())) < 2
+        scales = scale_of_means(loss, made, samples) if single and (self.looks_at_parts or new_size) else ()
+        if new_size and not 0 < part < 0.999:
+            self._tell_changes(scales, note.share)
+        if not self.looks_at_parts:
+            scales = ()
         wrong = _APART * self._parts.apart(note, part, self._marks.updates, anew=anew)
         wrong += self._parts.add(note, part, scales[0] if scales else 0.0, samples)
         self._looked_at += not 0 < part < 1
         guard = samples > 0 and 1.0 in terms and guarded(loss, samples)
-        return self._weight_by(terms, samples, scales, wrong, guard, self._takes_form(loss, made, samples))
+        return self._weight_by(terms, samples, scales, wrong, guard, self._takes_form(loss, made, samples), more)
+
+    def _tell_changes(self, scales: tuple[float, ...], share: BatchShard) -> None:
+        """Warn if constants that multiply means were alike in two batches of a size, and are not in one of another."""
+        before = [some for size, some in self._scales.items() if size != share.total and len(some) == 2]
+        self._scales.setdefault(share.total, []).append(scales)
+        for first, second in before:
+            some = list(zip(first, second, scales, strict=False)) if len(first) == len(second) == len(scales) else []
+            changed = [(a, c) for a, b, c in some if math.isclose(a, b) and not math.isclose(a, c, rel_tol=1e-6)]
+            if changed and not self._world.rank and not self._told_scales:
+                self._told_scales = True
+                warnings.warn(
+                    f"the program multiplies its mean loss by {changed[0][0]:g}, and by {changed[0][1]:g} in a batch "
+                    f"of another size, of which this rank has {share.samples} of {share.total} samples: if it computes "
+                    "the number from len(batch), compute it from hocket.total(len(batch)), as one device does",
+                    stacklevel=5,
+                )
 
     def stated(self, loss: torch.Tensor, made: set[int], weight: float, samples: int) -> None:
         """Take notice of a loss of which the program has told the weight.
@@ -258,18 +289,18 @@ class LossWeights:
             RuntimeError: a statistic of the batch is in it, or a count to which something is added, or what the loop
                 keeps; on every rank alike.
         """
-        mine, samples, constants = (0.0, False, False, False, False, False), share.samples, set[float]()
+        mine, samples, constants = (0.0, *[False] * 7), share.samples, set[float]()
         ratio = 0.0
         if loss.numel() == 1:
             now, later = exchanged.guards(loss, samples, self._world.size)
             off = 0.0 if now or later or self._by_passes else exchanged.meet(loss, samples, stated=stated)
             ratio = 0.0 if exchanged.communicates or self._by_passes else exchanged.sizes.off(loss, samples)
             constants = constant_divisors(loss, samples, share.total)
-            mine = off, exchanged.mixes, now, later, *exchanged.taken(constants)
+            mine = off, exchanged.mixes, now, later, *exchanged.taken(constants), exchanged.placed, exchanged.normalised
         exchanged.mixes = False
         everyone = self._world.from_all((mine, constants, exchanged.kept.of(loss)))
         findings = zip(*(one for one, *_ in everyone), strict=True)
-        off, mixes, now, later, counted, other = (max(some) for some in findings)
+        off, mixes, now, later, counted, other, placed, normalised = (max(some) for some in findings)
         constants = set.intersection(*(one for _, one, _ in everyone))
         sizes = [some for *_, some in everyone]
         if differs := unlike(sizes, kept=True):
@@ -317,6 +348,16 @@ class LossWeights:
                 "differ",
                 stacklevel=5,
             )
+        if normalised and not self._told:
+            self._told = True
+            warnings.warn(
+                "the loss depends on numbers, one for each sample, whose mean over a rank's samples is 0 or 1, or "
+                "their sum 1: if the program has normalised them (advantages or weights, by numpy), one device does so "
+                "over all samples. Normalise by hocket.average of the statistic, or before the loader",
+                stacklevel=5,
+            )
+        if placed and not off:
+            self.tell_places()
         if off:
             warnings.warn(
                 "the loop puts each sample beside another of its batch (mixup, say), which comes from the same rank's "
@@ -339,6 +380,19 @@ class LossWeights:
                 "hocket.total(count)",
                 stacklevel=5,
             )
+
+    def tell_places(self) -> None:
+        """Warn, once and on one rank, that the places of samples in the batch decide what is trained with."""
+        if self._told_places or self._world.rank:
+            return
+        self._told_places = True
+        warnings.warn(
+            "the loop chooses or weighs samples by the places that they have in the batch (the first few), or by "
+            "numbers of numpy or a list. That is right if each is chosen by itself. If the loop ranks them, or takes a "
+            "number or a share of them, one device chooses among all, and a rank among its own: choose by "
+            "hocket.average of a threshold, or by each sample's values, or have the loader choose",
+            stacklevel=6,
+        )
 
     def check_alike(self, weight: float) -> None:
         """Refuse ranks that count differently where the loop gathers: other ranks' gradients come unweighted.
@@ -364,12 +418,14 @@ class LossWeights:
         wrong: float = 0.0,
         guard: bool | None = False,
         new: bool = False,
+        more: float = 0.0,
     ) -> float | None:
         """Return the weight of this rank's loss whose terms divide by these numbers; None where they do not tell.
 
         Means are multiplied by `scales`; `wrong` says whether this rank goes through its batch in parts that add up to
         another multiple than one device's, or takes the gradient of each by itself, and `guard` whether 1 stands for
-        nothing, unless the loss divides by samples; None if that is not known. `new` says whether its form is.
+        nothing, unless the loss divides by samples; None if that is not known. `new` says whether its form is, and
+        `more` by how much more its term divides if it is not that of one sample (`torch.stack(losses).mean()`).
 
         Raises:
             RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
@@ -384,7 +440,10 @@ class LossWeights:
         known = [size, size * size, float(not samples or len(terms) > 0), votes, single]
         mine = torch.cat([counts, counts.square(), counts * counts[0], torch.tensor(known, dtype=torch.float64)])
         guards = [float(guard is True), float(guard is None), float(votes > 0 and samples not in terms)]
-        said = torch.tensor([float(new), *guards, scale, scale * scale, float(scale != 0), wrong], dtype=torch.float64)
+        said = torch.tensor(
+            [float(more > 0), more, float(new), *guards, scale, scale * scale, float(scale != 0), wrong],
+            dtype=torch.float64,
+        )
         apart = mine * bool(guard)  # counts that may be none
         sums = torch.cat([mine - apart, apart, said, self._marks.numbers()]).to(self._world.device)
         with comm.label("loss weights"):
@@ -393,9 +452,9 @@ class LossWeights:
         self._marks.check(sums[-ReplicaMarks.SIZE :], self._world)
         sums = sums[: -ReplicaMarks.SIZE]
         self._check_scales(sums[-4:].tolist(), scales, samples)
-        fresh, guarding, unsure, off = sums[-8:-4].tolist()
+        listed, added, fresh, guarding, unsure, off = sums[-10:-4].tolist()
         self.is_new = fresh > 0
-        sums, apart = sums[:-8].view(2, -1)
+        sums, apart = sums[:-10].view(2, -1)
         world, all_known = self._world.size, float((sums + apart)[-3])
         self._counts |= off > 0 and all_known == world
         if self._counts and unsure and all_known == world:
@@ -404,6 +463,10 @@ class LossWeights:
             sums, guarding = sums + apart, 0.0
         totals, squares, products = sums[:-5].view(3, _TERMS)
         number, number_squared, _, voters, singles = sums[-5:].tolist()
+        self._by_samples |= not self._counts and voters > listed
+        if self._counts or not self._by_samples:
+            totals[0] += added
+            counts[0] += more
         alike = number**2 == voters * number_squared
         if all_known == world and not alike and singles:
             raise RuntimeError(
