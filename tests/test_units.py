@@ -81,4 +81,6 @@ def test_quantities_are_written_shortly() -> None:
     assert units.format_time(0.0123456, 3) == "12.3 ms"
     assert units.format_time(3e-10, 3) == "0.3 ns"
     assert units.format_time(1500, 4) == "1500 s"
+    assert units.format_time(3600.5, 3) == "3600 s"
+    assert units.format_time(0.9999, 3) == "1 s"
     assert units.format_time(-0.0123456, 3) == "-12.3 ms"
