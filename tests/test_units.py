@@ -72,6 +72,7 @@ def test_quantities_are_written_shortly() -> None:
     assert units.format_rate(12.3456789e9, 4) == "12.35 GB/s"
     assert units.format_rate(0, 4) == "0 B/s"
     assert units.format_flops(15.6789e12, 3) == "15.7 TFLOP/s"
+    assert units.format_flops(5.21e7, 2) == "52 MFLOP/s"
     assert units.format_time(1.5e-6) == "1.5 us"
     assert units.format_bytes(16 * 2**30) == "16 GiB"
     assert units.format_bytes(57.2123 * 2**30, 3) == "57.2 GiB"

@@ -147,4 +147,5 @@ def format_bytes(nbytes: float, digits: int | None = None) -> str:
 
 def format_flops(rate: float, digits: int | None = None) -> str:
     """Return a compute rate as `parse_flops` reads it back exactly, as in "15.7 TFLOP/s", or with so many digits."""
-    return _format(float(rate), [("1e15", "PFLOP/s"), ("1e12", "TFLOP/s"), ("1e9", "GFLOP/s"), ("1", "FLOP/s")], digits)
+    units = [("1e15", "PFLOP/s"), ("1e12", "TFLOP/s"), ("1e9", "GFLOP/s"), ("1e6", "MFLOP/s"), ("1", "FLOP/s")]
+    return _format(float(rate), units, digits)
