@@ -131,7 +131,7 @@ def watch(notebook: Notebook) -> None:
         notebook.write(loss=loss.item(), whole=True)
         return loss
 
-    Trainer.__init__, Trainer.step = building, stepping  # type: ignore[method-assign]
+    Trainer.__init__, Trainer.step = building, stepping  # type: ignore[assignment, method-assign]
     manual_seed = torch.manual_seed
 
     def seeding(seed: Any) -> torch.Generator:
