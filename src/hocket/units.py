@@ -108,13 +108,11 @@ def parse_flops(value: str | float) -> float:
 
 def _format(value: float, steps: list[tuple[str, str]], digits: int | None = None) -> str:
     """Return the value in the largest unit that leaves at least 1, with as many digits as reading it back takes."""
-    exact = Decimal(repr(float(value)))
+    exact = Decimal(repr(float(value)) if digits is None else f"{value:.{digits}g}")
     factor, unit = next(
         ((Decimal(f), u) for f, u in steps if abs(exact) >= Decimal(f)), (Decimal(steps[-1][0]), steps[-1][1])
     )
-    return (
-        f"{(exact / factor).normalize():f} {unit}" if digits is None else f"{float(exact / factor):.{digits}g} {unit}"
-    )
+    return f"{(exact / factor).normalize():f} {unit}"
 
 
 def format_rate(rate_Bps: float, digits: int | None = None) -> str:
@@ -149,4 +147,5 @@ def format_bytes(nbytes: float, digits: int | None = None) -> str:
 
 def format_flops(rate: float, digits: int | None = None) -> str:
     """Return a compute rate as `parse_flops` reads it back exactly, as in "15.7 TFLOP/s", or with so many digits."""
-    return _format(float(rate), [("1e15", "PFLOP/s"), ("1e12", "TFLOP/s"), ("1e9", "GFLOP/s"), ("1", "FLOP/s")], digits)
+    units = [("1e15", "PFLOP/s"), ("1e12", "TFLOP/s"), ("1e9", "GFLOP/s"), ("1e6", "MFLOP/s"), ("1", "FLOP/s")]
+    return _format(float(rate), units, digits)

@@ -95,6 +95,30 @@ def test_a_data_set_that_does_not_divide_learns_the_same(checked, script, n, fla
     assert found["one"][-1] < found["one"][0]
 
 
+TRAINER = """
+import torch, hocket
+torch.manual_seed(0)
+inputs = torch.randn(23, 6).double()
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=8)
+model = torch.nn.Linear(6, 1).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+trainer = hocket.Trainer(model, torch.nn.functional.mse_loss, optimizer, hocket.Plan(accumulate=2))
+for batch in trainer.batches(loader):
+    trainer.step(batch)
+"""
+
+
+def test_a_trainer_s_steps_are_compared_whatever_passes_they_make(checked, tmp_path):
+    path = tmp_path / "trainer.py"
+    path.write_text(TRAINER)
+    status, out, err = checked(path, "--json")
+    found = json.loads(out)
+    assert status == 0, out + err
+    assert found["equivalent"]
+    assert found["worst"] < 1e-12
+    assert len(found["one"]) == len(found["several"]) == 3
+
+
 @pytest.mark.long
 def test_dropout_is_found_and_named(checked, script):
     status, out, _ = checked(script, "-n", 2, "--", "--dropout", "0.5", "--epochs", "1")
@@ -146,11 +170,12 @@ def test_bad_input_is_named(tmp_path, refusal):
 
 
 def test_any_seed_counts_as_one_also_that_which_check_gives(tmp_path):
-    from hocket.cli._check.rank import Notebook, watch
+    from hocket.cli._check.rank import Notebook, Trainer, watch
 
     script = "import torch\nfrom torch import manual_seed\nmanual_seed(7)\ntorch.ones(1, requires_grad=True).backward()"
     for seed, text in [(7, script), (7, script.replace("manual_seed(7)", "torch.random.manual_seed(7)"))]:
         kept = torch.autograd.backward, torch.manual_seed, torch.random.manual_seed, torch.get_rng_state()
+        methods = Trainer.__init__, Trainer.step
         try:
             torch.manual_seed(seed)
             notebook = Notebook(tmp_path, 0, 0, seed)
@@ -162,6 +187,7 @@ def test_any_seed_counts_as_one_also_that_which_check_gives(tmp_path):
         finally:
             torch.autograd.backward, torch.manual_seed, torch.random.manual_seed = kept[:3]
             torch.set_rng_state(kept[3])
+            Trainer.__init__, Trainer.step = methods
 
 
 RELAXED = """

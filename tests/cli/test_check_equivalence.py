@@ -21,6 +21,7 @@ FACTS: dict[str, Any] = {
     "distributed": True,
     "shared_batches": True,
     "draws": False,
+    "keras": False,
     "seeded": True,
     "dropout": [],
     "batch_norm": [],
@@ -92,6 +93,19 @@ def test_hints_name_the_cause(parallel: RecordedRun, words: str) -> None:
     found = compare(run([1.0, 2.0]), parallel, 1e-4)
     assert not found.equivalent
     assert any(words in hint for hint in found.hints), found.hints
+
+
+def test_losses_that_a_trainer_tells_are_those_of_the_batch(tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"losses-{rank}.jsonl").write_text(json.dumps({"loss": 2.0, "whole": True}))
+        (tmp_path / f"facts-{rank}.json").write_text(json.dumps({**FACTS, "reduction": "sum"}))
+    assert compare(run([2.0]), read(tmp_path, 2), 1e-4).equivalent
+
+
+def test_keras_is_not_taken_for_a_loop(tmp_path: Path) -> None:
+    write(tmp_path, [[(2.0, None)]] * 2, keras=True)
+    with pytest.raises(NothingRecorded, match="compare what fit returns"):
+        read(tmp_path, 2)
 
 
 def test_ranks_that_all_do_the_same_do_not_pass(tmp_path: Path) -> None:

@@ -65,3 +65,11 @@ def test_other_threads_are_left_alone():
     thread.start()
     thread.join()
     assert done == [True]
+
+
+def test_an_interrupt_while_the_command_is_loaded_leaves_no_traceback(tmp_path):
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('went on')")
+    command = [sys.executable, "-m", "hocket", "--version"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=deadline(60), check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")

@@ -9,7 +9,7 @@ import pytest
 
 from hocket.cli import main
 from hocket.comm import OperationRecord
-from hocket.explain import explain, report
+from hocket.explain import PredictedStep, explain, report
 from hocket.profile._layout import PHASE, SAMPLE, STEP
 from hocket.profile._record import RankRecord
 from hocket.timeline import read_perfetto
@@ -124,6 +124,14 @@ def test_a_text_of_the_run_cannot_become_part_of_the_page(tmp_path: Path, monkey
     monkeypatch.setenv("HOCKET_HOST", "</script><script>alert(1)</script>")
     recorded(tmp_path, 2, late=1)
     assert "<script>alert" not in report(explain(tmp_path))
+
+
+def test_steps_of_seconds_are_told_without_powers_of_ten() -> None:
+    step = PredictedStep((("computation", 1.2, 1.9996),), (0.9996, 1.4), (), (), "", 8)
+    assert step.brief() == [
+        "a step took 2000 ms, 1200 predicted (1000 to 1400 with 80%);",
+        "  in ms, predicted in brackets: computation 2000 (1200)",
+    ]
 
 
 def test_predicted_stands_beside_measured_and_both_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

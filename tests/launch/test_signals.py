@@ -230,6 +230,22 @@ def test_a_rank_whose_launcher_has_gone_before_it_could_ask_ends(script: Any, tm
     assert f"the launcher (process {gone.pid}) has gone" in done.stderr
 
 
+def test_a_rank_that_is_interrupted_while_it_begins_ends_without_a_traceback(script: Any, tmp_path: Path) -> None:
+    from hocket.launch import _worker
+
+    def interrupt() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # as the launcher does
+        os.kill(os.getpid(), signal.SIGINT)
+
+    command = [sys.executable, _worker.__file__, str(os.getpid()), str(tmp_path), "held"]
+    for kind, target in ("script", script("print('ran')")), ("command", "echo"):
+        done = subprocess.run(
+            [*command, kind, target, "ran"], capture_output=True, text=True, timeout=deadline(60), check=False,
+            preexec_fn=interrupt,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
 def test_an_interrupted_gloo_job_ends_too(hocket_forked: Any, script: Any, tmp_path: Path) -> None:
     # Rank 0 is inside a collective, where Python cannot act on the signal.
     source = """

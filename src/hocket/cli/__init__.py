@@ -79,10 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked == "run":  # what follows is passed on as it is: the parser would take a "--" of the script's arguments
         words.insert(words.index(asked) + 1, "--")
     try:
-        application = _application(asked)
+        _application(asked)(args=words, prog_name="hocket")
     except KeyboardInterrupt:
         raise SystemExit(_INTERRUPTED) from None
-    application(args=words, prog_name="hocket")
 
 
 def _open_closed() -> None:

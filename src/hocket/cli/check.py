@@ -20,10 +20,10 @@ _SEED = 271_828  # a number that scripts do not choose, so that a script that se
 
 
 def check(
-    script: Annotated[Path, typer.Argument(help="A training script that uses hocket.distribute.", show_default=False)],
+    script: Annotated[Path, typer.Argument(help="A script with hocket.distribute or Trainer.", show_default=False)],
     arguments: Annotated[list[str] | None, typer.Argument(help="The script's own, after --.")] = None,
     n: Annotated[int, typer.Option(*RANKS, min=2, help="Ranks to compare one rank with.")] = 2,
-    steps: Annotated[int, typer.Option(min=0, help="Backward passes to compare; 0 for all of the script's.")] = 20,
+    steps: Annotated[int, typer.Option(min=0, help="Backward passes, or a Trainer's steps, to compare; 0: all.")] = 20,
     tolerance: Annotated[float, typer.Option(min=0.0, help="Relative difference that counts as rounding.")] = 1e-4,
     seed: Annotated[
         int, typer.Option(min=0, max=2**31, help="For a script that does not seed: ranks get this and their number.")

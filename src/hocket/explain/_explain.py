@@ -11,7 +11,7 @@ from hocket.profile import OPERATION, STEP, Hang, RunRecord, find_hang, read_any
 from ._parts import QUICK, Parts, parts_of
 from ._predicted import PredictedStep, predicted_of
 from ._straggler import began
-from ._verdict import LEAST_STEPS, Verdict
+from ._verdict import LEAST_STEPS, Verdict, ms
 from ._verdicts import verdicts_of
 
 
@@ -67,7 +67,7 @@ class Explanation:
             found.append(
                 f"steps take {self.predicted.measured_s / self.predicted.step_s - 1.0:.0%} longer than the quickest of "
                 f"them{f', since step {self.parts.first + since}' if since else ''}, most in {name} "
-                f"({(took_s - usual_s) * 1e3:.3g} ms more), and no rank is to blame"
+                f"({ms(took_s - usual_s)} ms more), and no rank is to blame"
             )
         elif not self.verdicts:
             other = " other" * bool(unread)
@@ -87,7 +87,7 @@ class Explanation:
             return lines
         step_s = self.parts.step_s
         over = f"{self.parts.steps} steps on {len(self.run.ranks)} ranks"
-        lines.append(f"a step takes {step_s * 1e3:.3g} ms (mean of {over}); from one rank alone to it:")
+        lines.append(f"a step takes {ms(step_s)} ms (mean of {over}); from one rank alone to it:")
         rows = self.parts.waterfall()
         width = max(len(name) for name, _ in rows)
         lines += [f"  {name:{width}} {seconds * 1e3:>+10.3f} ms {seconds / step_s:>6.1%}" for name, seconds in rows]
@@ -97,7 +97,10 @@ class Explanation:
         """Return what a step took beside what it should have, part by part, in a few lines; none without an update."""
         if self.predicted is None or self.predicted.steps < LEAST_STEPS:
             made = max((len(one.of(STEP)) for one in self.run.ranks), default=0)
-            return [f"no step is predicted of {made} that were made: the first two do not count"] if made else []
+            text = (
+                f"no step is predicted: {made} were made; the first two do not count, and {LEAST_STEPS} more are needed"
+            )
+            return [text] if made else []
         return self.predicted.brief()
 
     def to_json(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from hocket.schedule import KINDS, Collective
 
 from ._parts import BUBBLE, COMMUNICATION, COMPUTATION, LATE, QUICK, Parts, axis_of, called
 from ._replay import Replay, Replayed, ReplayedOperation
+from ._verdict import ms
 
 _MORE = 8  # workers
 _STREAMING = 0.95  # of a link, what switches that reduce pass on; as in `hocket predict --what-if sharp`
@@ -56,9 +57,9 @@ class WhatIf:
     def __str__(self) -> str:
         if self.step_s != self.step_s:
             return f"{self.what}: {self.note}"
-        within = " to ".join(f"{seconds * 1e3:.3g}" for seconds in self.interval_s)
+        within = " to ".join(map(ms, self.interval_s))
         return (
-            f"{self.what}: {self.step_s * 1e3:.3g} ms a step ({within} ms with {LEVEL:.0%}), "
+            f"{self.what}: {ms(self.step_s)} ms a step ({within} ms with {LEVEL:.0%}), "
             f"{self.throughput:.2f} times the samples a second{f'; {self.note}' if self.note else ''}"
         )
 
@@ -101,7 +102,7 @@ class PredictedStep:
 
     def lines(self) -> list[str]:
         """Return it for a terminal."""
-        within = " to ".join(f"{seconds * 1e3:.3g}" for seconds in self.interval_s)
+        within = " to ".join(map(ms, self.interval_s))
         rows = [("a step", self.step_s, self.measured_s), *self.rows]
         width = max(len(name) for name, _, _ in rows)
         lines = [f"{f'plan: {self.plan}'[:width] if self.plan else '':{width}} {'predicted':>12} {'measured':>12}"]
@@ -112,22 +113,22 @@ class PredictedStep:
             tail = f"  ({within} ms with {LEVEL:.0%})" if number == 0 else ""
             lines.append(f"{name:{width}} {predicted * 1e3:9.3f} ms {measured * 1e3:9.3f} ms {error}{tail}".rstrip())
         if self.planned:
-            said = ", ".join(f"{part} {a * 1e3:.3g} ({b * 1e3:.3g})" for part, a, b in self.planned)
+            said = ", ".join(f"{part} {ms(a)} ({ms(b)})" for part, a, b in self.planned)
             lines.append(f"the plan predicted before the run, in ms (measured): {said}")
         return [*lines, *(f"with {one}" for one in self.what_ifs)]
 
     def brief(self) -> list[str]:
         """Return it in a few lines; parts below 2% of the step are left out."""
         least_s = 0.02 * max(self.measured_s, self.step_s)
-        told = [f"{name} {b * 1e3:.3g} ({a * 1e3:.3g})" for name, a, b in self.rows if max(a, b) >= least_s]
+        told = [f"{name} {ms(b)} ({ms(a)})" for name, a, b in self.rows if max(a, b) >= least_s]
         gains = [
             f"{one.what}: {one.throughput:.2f} times the samples a second "
             f"({' to '.join(f'{rate:.2f}' for rate in one.within)})"
             for one in self.what_ifs
             if one.step_s == one.step_s
         ]
-        within = " to ".join(f"{seconds * 1e3:.3g}" for seconds in self.interval_s)
-        lines = [f"a step took {self.measured_s * 1e3:.3g} ms, {self.step_s * 1e3:.3g} predicted ({within} with 80%);"]
+        within = " to ".join(map(ms, self.interval_s))
+        lines = [f"a step took {ms(self.measured_s)} ms, {ms(self.step_s)} predicted ({within} with 80%);"]
         lines.append(f"  in ms, predicted in brackets: {', '.join(told)}")
         return lines + ([f"  predicted: {'; '.join(gains)}"] if gains else [])
 

@@ -34,6 +34,7 @@ from ._parts import (
     Parts,
 )  # fmt: skip
 from ._predicted import PredictedStep
+from ._verdict import ms
 
 _SHOWN = 24  # ranks in the timeline, and in the table
 _STEPS_SHOWN = 6  # in the timeline
@@ -90,7 +91,7 @@ _CANVASES = """<section><h2>Every rank, every step</h2>
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1.0 else f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.3g} s" if seconds >= 1.0 else f"{ms(seconds)} ms"
 
 
 def _section(title: str, body: str) -> str:

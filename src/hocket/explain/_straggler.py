@@ -8,7 +8,7 @@ from hocket.profile import SAMPLE, RankRun, short_place
 
 from ._parts import CHECKPOINT, COLLECTOR, COMPUTATION, DATA, Array, Parts
 from ._replay import Replay
-from ._verdict import LEAST_GAIN, LEAST_STEPS, MOST_LISTED, Verdict
+from ._verdict import LEAST_GAIN, LEAST_STEPS, MOST_LISTED, Verdict, ms
 
 _SURE = 3.5  # standard errors by which lateness differs from none, or from what was before
 _LATE_SHARE = 0.6  # of the steps in which a straggler does more than the others
@@ -74,7 +74,7 @@ def straggler(parts: Parts) -> list[Verdict]:
             Verdict(
                 kind,
                 f"{_named(parts, its)} late{f' since step {parts.first + since}' if since else ''}: {word}, "
-                f"{extra_s * 1e3:.3g} ms more in each step than the others; without {without_it} steps would be "
+                f"{ms(extra_s)} ms more in each step than the others; without {without_it} steps would be "
                 f"{gain:.0%} shorter",
                 f"late in {often:.0%} of {excess.shape[1]} steps; it is {', '.join(most)}; "
                 f"the same steps replayed take {before_s:.3g} s with and {after_s:.3g} s without",

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from hocket.profile import LiveRank, find_hang
 
+from ._verdict import ms
+
 _COLUMNS = ("rank", "host", "state", "step", "ms a step", "core", "MiB", "waits s", "in", "at")
 
 
@@ -56,7 +58,7 @@ def _row(one: LiveRank) -> tuple[str, ...]:
         peer = "any rank" if one.peer == -1 else f"rank {one.peer}"
         what = f"{group.kind} #{group.started}" if group else f"message {'from' if one.receives else 'to'} {peer}"
     return (
-        str(one.rank), one.host, one.state, str(one.steps), f"{one.step_s * 1e3:.3g}" if one.step_s else "-",
+        str(one.rank), one.host, one.state, str(one.steps), ms(one.step_s) if one.step_s else "-",
         f"{one.busy:.0%}", f"{one.nbytes / 2**20:.0f}", f"{one.waits_s:.1f}" if one.waits_s >= 0.05 else "-",
         what or "-", one.where() or "-",
     )  # fmt: skip

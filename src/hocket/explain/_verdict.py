@@ -8,6 +8,12 @@ LEAST_GAIN = 0.05  # below this share of the time a finding is not worth a sente
 MOST_LISTED = 8  # stages, ranks or hosts
 
 
+def ms(seconds: float) -> str:
+    """Return a time in milliseconds with three digits, a long one written out, not as a power of ten."""
+    rounded = float(f"{seconds * 1e3:.3g}")
+    return f"{rounded:.0f}" if rounded >= 1000 else f"{rounded:g}"
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """One finding.

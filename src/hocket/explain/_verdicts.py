@@ -10,7 +10,7 @@ from ._links import links_of, slow_link
 from ._parts import BUBBLE, CHECKPOINT, COLLECTOR, COMPUTATION, DATA, LATE, Parts
 from ._replay import Replay
 from ._straggler import straggler
-from ._verdict import LEAST_GAIN, LEAST_STEPS, MOST_LISTED, Verdict
+from ._verdict import LEAST_GAIN, LEAST_STEPS, MOST_LISTED, Verdict, ms
 
 _MIB = 2**20
 _LEAST_LOADING = 0.1  # the share of the time of which loading data is told
@@ -128,7 +128,7 @@ def _communication(parts: Parts) -> list[Verdict]:
             kind,
             f"steps wait {share:.0%} of their time for communication that nothing hides, most in {name[17:]} "
             f"({most:.0%})",
-            f"{parts.communication.mean() * 1e3:.3g} ms of a step of {parts.step_s * 1e3:.3g} ms, after all ranks had "
+            f"{ms(parts.communication.mean())} ms of a step of {ms(parts.step_s)} ms, after all ranks had "
             f"come; a network twice as fast would make steps {gain:.0%} shorter",
             step, "high" if share > 0.3 else "medium", (), share,
         )
@@ -173,12 +173,12 @@ def _stages(parts: Parts) -> list[Verdict]:
     gain = float(mean_s.max() - mean_s.mean()) / float(np.median(parts.lengths_s))
     if len(mean_s) < 2 or gain < 2 * LEAST_GAIN or parts.share(parts.of(BUBBLE)) < 0.1:
         return []
-    each = ", ".join(f"{seconds * 1e3:.3g}" for seconds in mean_s[:MOST_LISTED])
+    each = ", ".join(map(ms, mean_s[:MOST_LISTED]))
     return [
         Verdict(
             "unbalanced stages",
-            f"stage {slowest} of the pipeline computes {mean_s[place] * 1e3:.3g} ms a step and the others "
-            f"{np.delete(mean_s, place).mean() * 1e3:.3g} ms in the mean; cut evenly, steps would be {gain:.0%} "
+            f"stage {slowest} of the pipeline computes {ms(mean_s[place])} ms a step and the others "
+            f"{ms(np.delete(mean_s, place).mean())} ms in the mean; cut evenly, steps would be {gain:.0%} "
             "shorter",
             f"ms a step of the stages: {each}{', ...' if len(mean_s) > MOST_LISTED else ''}; "
             f"they wait {parts.share(parts.of(BUBBLE)):.0%} of their time for messages",
@@ -196,7 +196,7 @@ def _part(name: str, kind: str, least: float, text: str, step: str) -> Callable[
         share = parts.share(seconds)
         if share < least:
             return []
-        evidence = f"{seconds.mean() * 1e3:.3g} ms of a step of {parts.step_s * 1e3:.3g} ms, the mean over ranks"
+        evidence = f"{ms(seconds.mean())} ms of a step of {ms(parts.step_s)} ms, the mean over ranks"
         return [Verdict(kind, text.format(share), evidence, step, "high" if share > 2 * least else "medium", (), share)]
 
     return find
@@ -230,8 +230,8 @@ def _uneven(parts: Parts) -> list[Verdict]:
             "uneven work",
             f"ranks wait {share:.0%} of their time for one another, and now this one and now that one is late: what "
             "they do in a step takes unequally long",
-            f"the longest of a step's ranks takes {work.max(axis=0).mean() * 1e3:.3g} ms, the mean one "
-            f"{work.mean() * 1e3:.3g} ms; no rank is the longest in more than {last:.0%} of {parts.steps} steps",
+            f"the longest of a step's ranks takes {ms(work.max(axis=0).mean())} ms, the mean one "
+            f"{ms(work.mean())} ms; no rank is the longest in more than {last:.0%} of {parts.steps} steps",
             "batches that cost the same on all ranks (samples of like lengths), or look what stops ranks now and then",
             "high" if share > 0.3 else "medium", (), share,
         )

@@ -190,7 +190,7 @@ class _Agent(LocalElasticAgent):
         self._stopped = StoppedRanks(timeout_s)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        with blocked([PASSED_ON]):  # a rank lets it come once it would not end by it
+        with blocked([PASSED_ON, signal.SIGINT]):  # a rank lets them come once it can mind them
             started: dict[int, Any] = super()._start_workers(worker_group)
         context: Any = self._pcontext
         processes = {number: handler.proc for number, handler in context.subprocess_handlers.items()}

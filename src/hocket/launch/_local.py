@@ -56,7 +56,7 @@ def run_here(arguments: LaunchArguments, command: list[str], directory: str, lis
     stopped = StoppedRanks(arguments.operation_timeout_s)
     try:
         _raise_signals()
-        with blocked([PASSED_ON]):  # a rank lets it come once it would not end by it
+        with blocked([PASSED_ON, signal.SIGINT]):  # a rank lets them come once it can mind them
             for rank, environment in environments.items():
                 try:
                     processes.append(_start(command, environment, (streams.stdouts[rank], streams.stderrs[rank])))

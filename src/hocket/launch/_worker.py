@@ -44,6 +44,9 @@ def main() -> None:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm sends it to all processes; who saves then sets a handler
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])  # the launcher blocks it until it ends nobody
     if kind == "command":
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         _become([target, *arguments])
     # Python put this file's directory first; what belongs there is the user's.
     if not sys.flags.safe_path:
@@ -54,6 +57,7 @@ def main() -> None:
     os.register_at_fork(after_in_child=lambda: _tell_forked(job_directory))
     sys.argv = [target, *arguments]
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # blocked as well, until it leaves no traceback
         if kind == "module":
             _run_module(target)
         else:

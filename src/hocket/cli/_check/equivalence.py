@@ -52,14 +52,14 @@ class LossComparison:
 
 
 class NothingRecorded(RuntimeError):
-    """A script ended without a backward pass on some rank."""
+    """A script made no backward pass on some rank, or none that can be compared."""
 
 
 def read(directory: Path, n: int) -> RecordedRun:
     """Put together the losses that `n` ranks wrote into `directory`.
 
     Raises:
-        NothingRecorded: a rank made no backward pass.
+        NothingRecorded: a rank made no backward pass, or those of Keras.
     """
     ranks = []
     facts = []
@@ -71,13 +71,21 @@ def read(directory: Path, n: int) -> RecordedRun:
             raise NothingRecorded(f"{rule}; if it goes on from a checkpoint that is finished, name another directory")
         ranks.append([json.loads(line) for line in lines])
         facts.append(json.loads((directory / f"facts-{rank}.json").read_text()))
+    if facts[0]["keras"]:
+        raise NothingRecorded(
+            "it trains by hocket.keras, and check reads loops with hocket.distribute or hocket.Trainer; compare what "
+            "fit returns on one rank and on several: its history is that of the global batches"
+        )
     summed = facts[0]["reduction"] == "sum"
     losses = [_joined(entries, summed) for entries in zip(*ranks, strict=False)]
-    return RecordedRun(losses, facts, repeated=n > 1 and all(entries == ranks[0] for entries in ranks))
+    shared = "whole" in ranks[0][0]  # the Trainer tells every rank the loss of the global batch
+    return RecordedRun(losses, facts, repeated=n > 1 and not shared and all(entries == ranks[0] for entries in ranks))
 
 
 def _joined(entries: tuple[dict[str, Any], ...], summed: bool) -> float:
     """Return the loss of the global batch from those of its parts."""
+    if "whole" in entries[0]:
+        return float(entries[0]["loss"])
     total = 0.0
     for entry in entries:
         share = entry["share"]
@@ -151,8 +159,8 @@ def _hints(
         hints.append(f"Each of the {n} ranks computed the same losses, so each did all of the work.")
     if not facts["distributed"]:
         hints.append(
-            f"The script made no call to hocket.distribute, so each of the {n} ranks trained for itself: say "
-            "`model, optimizer, loader = hocket.distribute(model, optimizer, loader)` before the loop."
+            f"The script made no call to hocket.distribute, and has no Trainer, so each of the {n} ranks trained for "
+            "itself: say `model, optimizer, loader = hocket.distribute(model, optimizer, loader)` before the loop."
         )
     elif not facts["shared_batches"]:
         hints.append(

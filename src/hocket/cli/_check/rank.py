@@ -1,12 +1,12 @@
-"""Runs a script for `hocket check` in one rank and writes down the loss of every backward pass.
+"""Runs a script for `hocket check` in one rank and writes down the loss of every backward pass, or Trainer's step.
 
 `hocket check` starts this file on each rank:
 
     check_runner.py DIRECTORY STEPS SEED SCRIPT [ARGUMENT...]
 
 The script needs no change: `torch.autograd.backward`, through which all of torch's ways to back-propagate go, is
-wrapped. A wrapped function costs nothing elsewhere, while a mode that sees every operation would slow the script down
-and keep torch.compile from working.
+wrapped, and so is `Trainer.step`, which may call it several times. A wrapped function costs nothing elsewhere, while a
+mode that sees every operation would slow the script down and keep torch.compile from working.
 """
 
 import json
@@ -15,6 +15,7 @@ import random
 import runpy
 import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 
 from hocket.parallel.batches import batch as _batch
+from hocket.parallel.compose import Trainer
 from hocket.parallel.data import DataParallel, living
 from hocket.parallel.data.relaxed import register as _register
 
@@ -47,40 +49,57 @@ class Notebook:
         self._draws = False
         self._models: dict[int, DataParallel] = {}
         self._shared_batches = False
+        self.in_trainer = False  # whether a Trainer is at work: its backward passes are parts of a step, or trials
+        self.trained: list[tuple[Trainer, torch.nn.Module]] = []  # each Trainer with the program's model
         self.seeded = False
 
+    def of_trainer(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Make a call that is a Trainer's."""
+        self.in_trainer = True
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self.in_trainer = False
+
     def backward_done(self, loss: float) -> None:
-        """Write down the loss of a backward pass. Raises Enough: it was the last that was asked for."""
+        """Write down the loss of a backward pass."""
         note = _batch.current()
         share = None
         if note is not None and note.share is not None and note.share.total:
             self._shared_batches = True
             share = note.weight / note.share.world  # by samples, or by what the loss divides by
-        self._losses.write(json.dumps({"loss": loss, "share": share}) + "\n")
-        self._losses.flush()
-        self._count += 1
         state = torch.get_rng_state().numpy().tobytes()
         self._draws |= self._random_state not in (None, state)
         self._random_state = state
         self._models.update({m._number: m for m in living()})  # keeps them for the facts
+        self.write(loss=loss, share=share)
+
+    def write(self, **entry: Any) -> None:
+        """Write down a loss. Raises Enough: it was the last that was asked for."""
+        self._losses.write(json.dumps(entry) + "\n")
+        self._losses.flush()
+        self._count += 1
         if self._steps and self._count == self._steps:
             raise Enough(0)
 
     def close(self) -> None:
         """Write what explains a difference."""
         models = [self._models[number] for number in sorted(self._models)]
-        modules = [(name, module) for model in models for name, module in model.named_modules()]
+        every = [*models, *(model for _, model in self.trained)]
+        modules = [(name, module) for model in every for name, module in model.named_modules()]
         parameters = [(name, p) for model in models for name, p in model.named_parameters()]
+        sent = {c["method"] for m in models if (c := m.compression_report())}
         facts = {
             "reduction": "sum" if models and all(m._loss_reduction == "sum" for m in models) else "mean",
-            "distributed": bool(models),
-            "shared_batches": self._shared_batches,
+            "distributed": bool(every),
+            "shared_batches": self._shared_batches or bool(self.trained),
+            "keras": not every and "hocket.keras" in sys.modules,
             "draws": self._draws,
             "seeded": self.seeded or torch.initial_seed() != self._seed,
             "dropout": [name for name, module in modules if _drops(module)],
             "batch_norm": [name for name, module in modules if _normalises_batch(module)],
-            "compression": sorted({c["method"] for m in models if (c := m.compression_report())}),
-            "types": sorted({str(p.dtype).removeprefix("torch.") for _, p in parameters}),
+            "compression": sorted(sent | {one.plan.compression for one, _ in self.trained} - {"none"}),
+            "types": sorted({str(p.dtype).removeprefix("torch.") for model in every for p in model.parameters()}),
             "relaxed": _register.reasons(),
             "parameters": [[name, _checksum(p)] for name, p in parameters],
         }
@@ -93,11 +112,26 @@ def watch(notebook: Notebook) -> None:
     backward = torch.autograd.backward
 
     def recording(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        if notebook.in_trainer:
+            backward(tensors, grad_tensors, *args, **kwargs)
+            return
         loss = _value(tensors, grad_tensors)
         backward(tensors, grad_tensors, *args, **kwargs)
         notebook.backward_done(loss)
 
     torch.autograd.backward = recording
+    build, step = Trainer.__init__, Trainer.step
+
+    def building(trainer: Trainer, model: Any, *args: Any, **kwargs: Any) -> None:
+        notebook.of_trainer(build, trainer, model, *args, **kwargs)
+        notebook.trained.append((trainer, model if isinstance(model, torch.nn.Module) else trainer.model))
+
+    def stepping(trainer: Trainer, batch: Any) -> torch.Tensor:
+        loss: torch.Tensor = notebook.of_trainer(step, trainer, batch)
+        notebook.write(loss=loss.item(), whole=True)
+        return loss
+
+    Trainer.__init__, Trainer.step = building, stepping  # type: ignore[assignment, method-assign]
     manual_seed = torch.manual_seed
 
     def seeding(seed: Any) -> torch.Generator:

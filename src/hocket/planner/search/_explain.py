@@ -43,7 +43,7 @@ def explain(found: Search) -> str:
     best = found.best
     limit = f" of {format_bytes(found.memory_limit, 3)}" if found.memory_limit else ""
     low, high = best.interval_s
-    reached = f", {best.flops_per_worker / 1e12:.3g} TFLOP/s a device" if best.flops else ""
+    reached = f", {format_flops(best.flops_per_worker, 3)} a device" if best.flops else ""
     reached += f", {best.mfu:.0%} of its {best.mfu_format} peak" if best.mfu else ""
     lines = [
         f"{best.plan.describe()} on {best.workers} workers of {best.cluster} takes {_s(best.step_s)} a step "
