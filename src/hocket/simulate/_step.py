@@ -15,7 +15,7 @@ from ._graph import StepGraph
 from ._loop import run
 from ._lower import Lowered, lower
 from ._network import Wires
-from ._schedule import LinkUse, load_counters
+from ._schedule import LinkUse, busiest_links, load_counters
 from ._settings import Settings
 from ._tasks import LoadTrace, Outcome, SimulationError, Tasks
 
@@ -64,12 +64,7 @@ class StepTiming:
 
     def busiest(self, count: int = 5) -> list[LinkUse]:
         """Return the links that were used most, the first of equals first; unused ones are left out."""
-        busy = self.link_nbytes / self.capacity_Bps / (self.seconds or 1.0)
-        return [
-            LinkUse(self.cluster.link_names[link], float(self.link_nbytes[link]), float(busy[link]))
-            for link in np.argsort(-busy, kind="stable")[:count].tolist()
-            if self.link_nbytes[link] > 0
-        ]
+        return busiest_links(self.cluster, self.link_nbytes, self.capacity_Bps, self.seconds, count)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -273,13 +268,8 @@ class _Parts:
     def tasks(self) -> Tasks:
         """All of them."""
         none = np.zeros(0, dtype=np.int64)
-        owner = np.concatenate(self._owner or [none])
-        order = np.argsort(owner, kind="stable")
-        usage = Usage(
-            np.searchsorted(owner[order], np.arange(self._count + 1)),
-            np.concatenate(self._links or [none])[order],
-            np.concatenate(self._shares or [np.zeros(0)])[order],
-        )
+        owner, links = np.concatenate(self._owner or [none]), np.concatenate(self._links or [none])
+        usage = Usage.of(owner, links, np.concatenate(self._shares or [np.zeros(0)]), self._count)
         server = np.concatenate(self._server)
         return Tasks(
             delay_s=np.concatenate(self._delay),
