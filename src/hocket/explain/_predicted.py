@@ -308,5 +308,5 @@ def _latencies(replay: Replay) -> dict[tuple[Group, str], float]:
 
 
 def _wire(kind: str, size: int) -> float:
-    """Return how often each byte of the vector passes a rank's link."""
-    return Collective(kind, size).bus_factor if kind in KINDS and size > 1 else 1.0
+    """Return how often each byte of the vector passes a rank's link; 1 where nothing passes."""
+    return (Collective(kind, size).bus_factor if kind in KINDS else 0.0) or 1.0
