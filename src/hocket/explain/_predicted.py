@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hocket.planner import LEVEL, Constants, slowest_of, spread
+from hocket.planner import LEVEL, PLANNED_PARTS, Constants, slowest_of, spread
 from hocket.schedule import KINDS, Collective
 
 from ._parts import BUBBLE, COMMUNICATION, COMPUTATION, LATE, QUICK, Parts, axis_of, called
@@ -21,11 +21,7 @@ from ._replay import Replay, Replayed, ReplayedOperation
 
 _MORE = 8  # workers
 _STREAMING = 0.95  # of a link, what switches that reduce pass on; as in `hocket predict --what-if sharp`
-_PLANNED = {
-    COMPUTATION: ("compute_s", "recompute_s", "optimizer_s", "crowding_s", "overhead_s", "interference_s"),
-    "communication": ("tensor_s", "messages_s", "gather_s", "gradients_s"),
-    "waiting for others": ("bubble_s", "straggle_s"),
-}
+_PLANNED = dict(zip((COMPUTATION, "communication", "waiting for others"), PLANNED_PARTS.values(), strict=True))
 Group = tuple[str, tuple[int, ...]]
 
 
