@@ -47,7 +47,7 @@ def to_msccl(schedule: Schedule, *, protocol: str = "Simple") -> str:
         name=schedule.name,
         proto=protocol,
         nchannels="1",
-        nchunksperloop=str(schedule.chunks // collective.blocks * collective.vector_blocks),
+        nchunksperloop=str(schedule.vector_chunks),
         ngpus=str(schedule.world),
         coll=NAMES[collective.kind],
         inplace="0" if collective.kind == "all_to_all" else "1",

@@ -80,10 +80,9 @@ def lower(
     nodes = place(schedule, cluster, ranks)
     if nbytes < 0:
         raise SimulationError(f"{nbytes} bytes are less than none")
-    vector = schedule.chunks // schedule.collective.blocks * schedule.collective.vector_blocks
-    wires = Wires(cluster, settings, seed)
-    fused = fuse(schedule, nodes, wires, nbytes / vector) if schedule.switches else None
-    return _Lowering(schedule, nodes, wires, nbytes / vector, fused, ready_s).all()
+    wires, chunk_nbytes = Wires(cluster, settings, seed), nbytes / schedule.vector_chunks
+    fused = fuse(schedule, nodes, wires, chunk_nbytes) if schedule.switches else None
+    return _Lowering(schedule, nodes, wires, chunk_nbytes, fused, ready_s).all()
 
 
 class _Merged(NamedTuple):
