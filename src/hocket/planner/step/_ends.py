@@ -56,11 +56,11 @@ def ends(
             continue
         # Where none is followed, the ranks before still have a micro-batch to do.
         end = begins[rank] if begins else -sum(float(back[layers].sum()) for layers in own_of[:rank]) / v
-        reducing, gather, cost = _reduced(plan, profile, own_of, rank, begins)
+        reducing, gathering, cost = _reduced(plan, profile, own_of, rank, begins)
         over, update = end + reducing, profile.update_s(plan, own) * crowd
         if over + update > most_s:  # without gathers, which may take simulations
             return None
-        found.append((over, gather(), update, cost, 0.0))
+        found.append((over, gathering(), update, cost, 0.0))
         if sum(found[-1][:3]) > most_s:
             return None
     over, gather, update, cost, hidden = max(found, key=lambda one: sum(one[:3]))
