@@ -21,7 +21,9 @@ def forked_world(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hocket.cli.bench.run_world", _run_world)
 
 
-def _run_world(module: str, spec: Mapping[str, Any], n: int, *, mpi: bool, timeout_s: float) -> dict[str, Any]:
+def _run_world(
+    module: str, spec: Mapping[str, Any], n: int, *, what: str, mpi: bool, timeout_s: float
+) -> dict[str, Any]:
     assert not mpi
     with tempfile.TemporaryDirectory(prefix="hocket-bench-") as directory:
         spec_path, result_path = Path(directory) / "spec.json", Path(directory) / "result.json"

@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import re
 import statistics
 import sys
 
@@ -133,6 +134,12 @@ def test_a_measurement_that_takes_too_long_is_given_up():
     result = _run("allreduce", "--sizes", "64MiB", "--rounds", "1000", "--timeout", "4")
     assert result.exit_code == 2
     assert "did not end within 4 s" in result.output
+
+
+def test_it_is_told_what_is_being_measured():
+    result = _run("allreduce", "--sizes", "1KiB,64KiB", "--rounds", "1", "--against", "", "--json")
+    assert result.exit_code == 0, result.output
+    assert re.findall(r"measuring all_reduce on 2 ranks: (\S+ \S+)", result.output) == ["1 KiB", "64 KiB"]
 
 
 def test_tables_compare_with_every_peer_and_the_floor():

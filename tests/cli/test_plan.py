@@ -587,7 +587,17 @@ def test_two_traces_a_plan_and_a_trace_and_two_plans_compare(capsys: Captured, t
         record.span(STEP, time.perf_counter(), time.perf_counter() + seconds, seq=1)
         record.ended()
     assert run("compare", str(tmp_path / "runs" / "before"), str(tmp_path / "runs")) == 0  # the newest
-    assert re.search(r"before +after.*\nwhole +1\.0000\d\d +1\.50", capsys.readouterr().out)
+    said = capsys.readouterr().out
+    assert re.search(r"before +after.*\nwhole +1\.0000\d\d +1\.50", said)
+    assert "they ran" not in said  # nobody has said what
+    for name in ("before", "after"):
+        about = json.dumps({"target": "train.py", "arguments": ["--model", name]})
+        (tmp_path / "runs" / name / "run.json").write_text(about)
+    assert run("compare", str(tmp_path / "runs" / "before"), str(tmp_path / "runs")) == 0
+    said = capsys.readouterr().out
+    assert "they ran 'train.py --model before' and 'train.py --model after'" in said
+    assert run("compare", str(tmp_path / "runs"), str(tmp_path / "runs")) == 0
+    assert "they ran" not in capsys.readouterr().out
     assert run("compare", str(plan), str(tmp_path / "runs")) == 2
     assert "after has no spans of computation" in (said := capsys.readouterr().err)
     assert "`hocket explain RUN` says it of a run" in " ".join(said.split())

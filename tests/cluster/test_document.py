@@ -98,10 +98,23 @@ bandwidth = "1 GB/s"
             "no link",
         ),
         (TWO + "latency = -1\n", "links[0].latency", "not negative"),
-        ("nodes = []\n", "nodes", "at least 1"),
+        ("nodes = []\n", "nodes", "has 0 entries; give 1 or more"),
         ('topology = "ring"\n', "topology", "known are single, star"),
         ('topology = "star"\n', "hosts", "is missing"),
-        ('topology = "star"\nhosts = 0\n', "hosts", "greater than or equal to 1; found 0"),
+        ('topology = "star"\nhosts = 0\n', "hosts", "must be 1 or more; found 0"),
+        ('topology = "star"\nhosts = "eight"\n', "hosts", "must be a whole number, as 8; found 'eight'"),
+        ('topology = "star"\nhosts = 2\nname = 3\n', "name", 'must be text in quotes, as "name"; found 3'),
+        ('topology = "star"\nhosts = 2\nrouting = "fast"\n', "routing", "must be 'shortest' or 'ecmp'; found 'fast'"),
+        ('topology = "star"\nhosts = 2\nserver = "dgx"\n', "server", "'dgx' is unknown; known are 'host', "),
+        ('topology = "star"\nhosts = 2\nserver = 3\n', "server", "must be a table, as { key = value }; found 3"),
+        ('topology = "star"\nhosts = 2\n[reached]\na = [1]\n', "reached.a", "must be a number, true, false, or text"),
+        (
+            TWO.replace('name = "a"', 'name = "a"\nrank = "maybe"'),
+            "nodes[0].rank",
+            "must be true or false; found 'maybe'",
+        ),
+        (TWO.replace('["a", "b"]', '"a"'), "links[0].ends", "must be a list, in brackets; found 'a'"),
+        (TWO.replace('"a", "b"', '"a", "b", "a"'), "links[0].ends", "has 3 entries; give 2"),
         ('topology = "star"\nhosts = 2\nspeed = 3\n', "speed", "unknown key; known here are name, about, bandwidth"),
         ('topology = "star"\nhosts = 2\n[server]\nkind = "eflops"\npcie = "x"\n', "server.pcie", "'x' is no rate"),
         (
@@ -220,7 +233,7 @@ def test_what_cannot_be_meant_is_refused(text: str, message: str) -> None:
 )
 def test_figures_that_arithmetic_fails_at_are_refused_where_they_stand(word: str) -> None:
     """They ended in a traceback of the pipeline's simulation, of a division by a throughput of 0, or of numpy."""
-    with pytest.raises(ClusterError, match=rf"^{word.partition('=')[0]}: Input should be (less|greater) than"):
+    with pytest.raises(ClusterError, match=rf"^{word.partition('=')[0]}: must be [^ ]+ or (less|more)"):
         cluster.load(f"star:hosts=3,{word}")
 
 

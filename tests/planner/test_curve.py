@@ -178,6 +178,9 @@ def test_a_run_is_checked_against_its_plan() -> None:
     assert abs(checked.error) < 0.02
     assert checked.collectives[0][0].startswith("gradients")
     assert "predicted" in str(checked)
+    # What collectives take of the computation beside them is no part of its own that a timeline could show.
+    beside = dataclasses.replace(plan, predicted={**plan.predicted, "interference_s": 0.5})
+    assert check_run(beside, simulate_step(graph, where).timeline).rows[1][1] == rows["computation"][0] + 0.5
     for other in ({"data_parallel_degree": 8}, {"data_parallel_degree": -1, "tensor_parallel_degree": 3}):
         with pytest.raises(PlanError, match="is of 4 ranks, which"):
             check_run(dataclasses.replace(plan, **other), simulate_step(graph, where).timeline)

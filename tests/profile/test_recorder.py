@@ -11,7 +11,6 @@ from rich.console import Console
 
 from hocket.comm import OperationRecord, zeros
 from hocket.profile import HVPROF_BINS, Recorder, bus_factor, histogram_table
-from hocket.profile._intervals import intersection, length, union
 from hocket.testing import deadline, run_ranks
 
 MIB = 2**20
@@ -153,10 +152,11 @@ def _points(intervals):
 
 
 @given(_intervals, _intervals)
-def test_unions_and_intersections_are_those_of_sets(first, second):
-    assert length(union(first)) == len(_points(first))
-    common = intersection(union(first), union(second))
-    assert length(common) == len(_points(first) & _points(second))
+def test_time_is_counted_once_and_is_exposed_where_the_thread_waits(busy, blocked):
+    recorder = Recorder()
+    recorder._count_time(busy, blocked)
+    assert recorder.communication_s() == len(_points(busy))
+    assert recorder.exposed_s() == len(_points(busy) & _points(blocked))
 
 
 def _late_peer():

@@ -7,7 +7,7 @@ import pytest
 
 from hocket import algorithms, cluster
 from hocket.schedule import Collective, Wire
-from hocket.simulate import SimulationError, StepGraph, Work, simulate_step
+from hocket.simulate import LoweredCollectives, SimulationError, StepGraph, Work, simulate_step
 
 
 def pipeline(stages: int, micro: int, *, forward: list[float], backward: list[float], nbytes: float = 0.0) -> StepGraph:
@@ -91,6 +91,28 @@ def test_concurrent_collectives_share_their_links() -> None:
 
     assert seconds(["a", "b"]) == pytest.approx(2 * seconds(["a"]), rel=1e-9)
     assert seconds(["a", "a"]) == pytest.approx(2 * seconds(["a"]), rel=1e-9)
+
+
+def test_collectives_are_brought_down_once_for_steps_of_other_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not grow with the bytes, routes and what waits for what, was worked out again for every size."""
+    from hocket.simulate import _step
+
+    asked = []
+    real = _step.lower
+    monkeypatch.setattr(_step, "lower", lambda *given, **more: asked.append(given) or real(*given, **more))
+    where, schedule = (
+        cluster.load("star:hosts=6,bandwidth=10Gbit/s"),
+        algorithms.get("ring")(Collective("all_reduce", 3)),
+    )
+    known: LoweredCollectives = {}
+    for nbytes in (0.0, 7e6 / 3, 1e15):
+        graph = StepGraph(6)
+        for ranks in ([0, 2, 4], [5, 3, 1]):
+            graph.collective(schedule, nbytes, ranks=ranks)
+        again, anew = simulate_step(graph, where, known=known), simulate_step(graph, where)
+        assert (again.end_s == anew.end_s).all()
+        assert (again.link_nbytes == anew.link_nbytes).all()
+    assert len(asked) == 2 + 3 * 2  # both groups once, and each time where nothing is known
 
 
 def test_groups_on_different_hosts_do_not_slow_each_other() -> None:

@@ -143,8 +143,8 @@ def _add(collective: str) -> None:
             # What ranks write to, which is less than what they read: pages of zeros that were never written are none.
             written = {"broadcast": n - 1, "reduce_scatter": 0}.get(collective, n) * (len(systems) + registered)
             check_memory(spec["sizes"], written + n)  # and a copy to measure the floor by
-            with Console(stderr=True).status(f"measuring {collective} on {n} ranks"):
-                result = run_world("hocket.cli._bench.collective", spec, n, mpi="mpi" in systems, timeout_s=timeout)
+            module, mpi = "hocket.cli._bench.collective", "mpi" in systems
+            result = run_world(module, spec, n, what=collective, mpi=mpi, timeout_s=timeout)
         except BenchError as error:
             raise _fail(str(error)) from None
         _finish(result, f"{collective}, {n} ranks", tables.collective_cells(result), as_json, out, markdown)
@@ -177,8 +177,7 @@ def step(
     check_place("bench", markdown, "--markdown ")
     spec = {"systems": [], "models": names, "rounds": rounds}
     try:
-        with Console(stderr=True).status(f"measuring training steps on {n} ranks"):
-            result = run_world("hocket.cli._bench.step", spec, n, mpi=False, timeout_s=timeout)
+        result = run_world("hocket.cli._bench.step", spec, n, what="training steps", mpi=False, timeout_s=timeout)
     except BenchError as error:
         raise _fail(str(error)) from None
     _finish(result, f"training step, {n} ranks", tables.step_cells(result), as_json, out, markdown)

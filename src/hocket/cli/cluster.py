@@ -157,7 +157,7 @@ def _measured(n: int, sizes: list[int], rounds: int, timeout_s: float, in_job: b
         from ._bench.world import run_world
 
         spec = {"sizes": sizes, "rounds": rounds}
-        return run_world("hocket.cli._probe.rank", spec, n, mpi=False, timeout_s=timeout_s)
+        return run_world("hocket.cli._probe.rank", spec, n, what="messages", mpi=False, timeout_s=timeout_s)
     from datetime import timedelta
 
     import torch

@@ -1,5 +1,8 @@
 """`hocket compare`: two timelines or plans side by side, predicted or measured."""
 
+import contextlib
+import json
+import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,13 +35,17 @@ def compare(
             return
         if not isinstance(one, Plan) and not isinstance(other, Plan):
             found = side_by_side(one, other)
+            programs = [_program(first), _program(second)]
             if as_json:
-                print_json(asdict(found) | {"error": found.error})
+                print_json(asdict(found) | {"error": found.error, "programs": programs})
                 return
             typer.echo(str(found))
             typer.echo(
                 f"\n{second} takes {abs(found.error):.1%} {'longer' if found.error > 0 else 'less'} than {first}"
             )
+            if all(programs) and programs[0] != programs[1]:
+                differ = f"they ran {programs[0]!r} and {programs[1]!r}"
+                typer.echo(f"{differ}: unless both train the same model alike, that says nothing of plans or networks")
             return
         plan, timeline = (one, other) if isinstance(one, Plan) else (other, one)
         assert isinstance(plan, Plan)
@@ -77,6 +84,16 @@ def _load(path: Path) -> "Plan | Timeline":
     if not timeline.seconds:
         raise TimelineError(f"{str(path)!r} holds nothing that takes time; name the trace of a step or of a run")
     return timeline
+
+
+def _program(path: Path) -> str:
+    """Return what a run's folder says was started, with its arguments; "" if it says nothing."""
+    from hocket.profile import find_folder
+
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        about = json.loads((find_folder(path).parent / "run.json").read_text())
+        return shlex.join([about["target"], *about["arguments"]])
+    return ""
 
 
 def _plans(one: "Plan", other: "Plan", as_json: bool) -> None:

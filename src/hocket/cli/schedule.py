@@ -273,22 +273,18 @@ def _expected(row: dict[str, Any]) -> tuple[str, str]:
 def _timing_row(timing: Any, nbytes: int) -> dict[str, Any]:
     from hocket.units import format_bytes, format_rate, format_time
 
-    seconds = timing.seconds
-    rate = nbytes / seconds if seconds > 0 else 0.0
-    bus = rate * timing.schedule.collective.bus_factor
-    use = timing.link_nbytes / timing.capacity_Bps
-    busiest = int(use.argmax()) if len(use) else 0
+    busiest = timing.busiest(1)
     return {
         "nbytes": nbytes,
-        "seconds": seconds,
-        "algbw_Bps": rate,
-        "busbw_Bps": bus,
-        "busiest_link": timing.cluster.link_names[busiest] if len(use) else "",
-        "used": float(use[busiest] / seconds) if len(use) and seconds > 0 else 0.0,
+        "seconds": timing.seconds,
+        "algbw_Bps": timing.algbw_Bps,
+        "busbw_Bps": timing.busbw_Bps,
+        "busiest_link": busiest[0].name if busiest else "",
+        "used": busiest[0].busy if busiest else 0.0,
         "shown": format_bytes(nbytes),
-        "time": format_time(seconds, 4),
-        "algbw": format_rate(rate, 4),
-        "busbw": format_rate(bus, 4),
+        "time": format_time(timing.seconds, 4),
+        "algbw": format_rate(timing.algbw_Bps, 4),
+        "busbw": format_rate(timing.busbw_Bps, 4),
     }
 
 

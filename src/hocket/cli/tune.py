@@ -25,8 +25,6 @@ def tune(
 
     Use the table with HOCKET_CHOICES=FILE or hocket.comm.choose("FILE").
     """
-    from rich.console import Console
-
     from ._bench.world import BenchError, run_world
     from .bench import check_memory, parse_sizes
 
@@ -50,8 +48,9 @@ def tune(
         written = {"all_reduce": n, "all_gather": n, "broadcast": n - 1}
         # By the engine, and by ours.
         check_memory(spec["sizes"], 2 * max(written.get(kind, 1) for kind in kinds))
-        with Console(stderr=True).status(f"measuring {', '.join(kinds)} on {n} ranks"):
-            result = run_world("hocket.cli._schedules.measure", spec, n, mpi=False, timeout_s=timeout)
+        result = run_world(
+            "hocket.cli._schedules.measure", spec, n, what=", ".join(kinds), mpi=False, timeout_s=timeout
+        )
     choices = choices_of(result["rows"], n)
     if out is not None:
         from hocket.algorithms import to_toml

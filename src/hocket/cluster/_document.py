@@ -12,7 +12,7 @@ from hocket.units import format_bytes, format_flops, format_rate, format_time
 
 from ._cluster import _ENDPOINTS, FORMAT_RATES, Cluster
 from ._errors import ClusterError
-from ._fields import Bytes, Count, Rate, RatesTable, ReductionField, ReductionTable, Seconds, TomlTable, check
+from ._fields import Bytes, Count, Rate, RatesTable, Reached, ReductionField, ReductionTable, Seconds, TomlTable, check
 from ._graph_builder import GraphBuilder
 from ._topologies import TOPOLOGIES
 
@@ -51,7 +51,7 @@ class _Explicit(TomlTable):
     nodes: tuple[_Node, ...] = Field(min_length=1)
     links: tuple[_Link, ...] = ()
     routes: tuple[_RouteTable, ...] = ()
-    reached: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    reached: Reached = Field(default_factory=dict)
 
 
 def build(values: Mapping[str, Any]) -> Cluster:

@@ -46,6 +46,15 @@ Count = Annotated[int, BeforeValidator(_no_truth)]
 Ratio = Annotated[float, BeforeValidator(_no_truth)]
 
 
+def _scalar(value: object) -> object:
+    if not isinstance(value, bool | int | float | str):
+        raise ValueError("must be a number, true, false, or text in quotes")
+    return value
+
+
+Reached = dict[str, Annotated[bool | int | float | str, BeforeValidator(_scalar)]]
+
+
 class TomlTable(BaseModel):
     """A table of a document: its keys are known, and there are no others."""
 
@@ -114,6 +123,10 @@ def check(form: type[_Form], values: Mapping[str, Any], *, path: str = "") -> _F
         return form.model_validate(values)
     except ValidationError as error:
         found = [(_place(path, fault["loc"], values), fault) for fault in error.errors()]
+        # An entry that is wrong does not count, which would be a second fault of its list.
+        wrong = [where for where, _ in found]
+        short = {where for where, fault in found if fault["type"] == "too_short"}
+        found = [one for one in found if one[0] not in short or not any(x.startswith(f"{one[0]}[") for x in wrong)]
         faults = [_tell(form, fault, where) for where, fault in found]
         where = found[0][0]
         problem = ClusterError("\n".join(faults))
@@ -155,12 +168,33 @@ def _forms(annotation: Any) -> list[type[TomlTable]]:
     return [one for part in get_args(annotation) for one in _forms(part)]
 
 
+# Of pydantic's faults, what to write; in braces stands what pydantic says of them.
+_REMEDIES = {
+    "int": "must be a whole number, as 8",
+    "float": "must be a number, as 0.5",
+    "bool": "must be true or false",
+    "string": 'must be text in quotes, as "name"',
+    "literal": "must be {expected}",
+    "union_tag_invalid": "{tag!r} is unknown; known are {expected_tags}",
+    "dict": "must be a table, as {{ key = value }}",
+    "model": "must be a table, as {{ key = value }}",
+    "tuple": "must be a list, in brackets",
+    "too_short": "has {actual_length} entries; give {min_length} or more",
+    "too_long": "has {actual_length} entries; give {max_length}",
+    "greater_than": "must be more than {gt:g}",
+    "greater_than_equal": "must be {ge:g} or more",
+    "less_than_equal": "must be {le:g} or less",
+}
+
+
 def _tell(form: type[TomlTable], fault: Any, where: str) -> str:
-    if fault["type"] == "extra_forbidden":
+    kind, found = fault["type"], fault["input"]
+    if kind == "extra_forbidden":
         fields = _fields_at(form, fault["loc"][:-1])
         return f"{where}: unknown key" + (f"; known here are {', '.join(fields)}" if fields else "")
-    if fault["type"] == "missing":
+    if kind == "missing":
         return f"{where}: is missing; give it a value"
-    message = str(fault["msg"]).removeprefix("Value error, ")
-    found = fault["input"]
-    return (f"{where}: {message}" if where else message) + ("" if repr(found) in message else f"; found {found!r}")
+    remedy = _REMEDIES.get(kind) or _REMEDIES.get(kind.partition("_")[0])
+    message = remedy.format(**fault.get("ctx", {})) if remedy else str(fault["msg"]).removeprefix("Value error, ")
+    seen = not where or kind == "union_tag_invalid" or repr(found) in message
+    return (f"{where}: {message}" if where else message) + ("" if seen else f"; found {found!r}")

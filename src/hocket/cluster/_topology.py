@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from ._cluster import Cluster
 from ._errors import ClusterError
-from ._fields import Rate, ReductionField, Seconds, TomlTable
+from ._fields import Rate, Reached, ReductionField, Seconds, TomlTable
 from ._graph_builder import GraphBuilder
 from ._servers import AnyServer, PlainHost
 
@@ -28,7 +28,7 @@ class Topology(TomlTable):
     routing: Literal["shortest", "ecmp"] = "ecmp"
     reduction: ReductionField = None
     server: AnyServer = PlainHost()
-    reached: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    reached: Reached = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hocket.planner import LEVEL, Constants, slowest_of, spread
+from hocket.planner import LEVEL, PLANNED_PARTS, Constants, slowest_of, spread
 from hocket.schedule import KINDS, Collective
 
 from ._parts import BUBBLE, COMMUNICATION, COMPUTATION, LATE, QUICK, Parts, axis_of, called
@@ -22,11 +22,7 @@ from ._verdict import ms
 
 _MORE = 8  # workers
 _STREAMING = 0.95  # of a link, what switches that reduce pass on; as in `hocket predict --what-if sharp`
-_PLANNED = {
-    COMPUTATION: ("compute_s", "recompute_s", "optimizer_s", "crowding_s", "overhead_s", "interference_s"),
-    "communication": ("tensor_s", "messages_s", "gather_s", "gradients_s"),
-    "waiting for others": ("bubble_s", "straggle_s"),
-}
+_PLANNED = dict(zip((COMPUTATION, "communication", "waiting for others"), PLANNED_PARTS.values(), strict=True))
 Group = tuple[str, tuple[int, ...]]
 
 
@@ -309,5 +305,5 @@ def _latencies(replay: Replay) -> dict[tuple[Group, str], float]:
 
 
 def _wire(kind: str, size: int) -> float:
-    """Return how often each byte of the vector passes a rank's link."""
-    return Collective(kind, size).bus_factor if kind in KINDS and size > 1 else 1.0
+    """Return how often each byte of the vector passes a rank's link; 1 where nothing passes."""
+    return (Collective(kind, size).bus_factor if kind in KINDS else 0.0) or 1.0

@@ -11,6 +11,7 @@ from .network import CUT_SLACK, Constants, Cost, Link, Network, balance, slowest
 from .plan import (
     COMPRESSIONS,
     PLAN_VARIABLE,
+    PLANNED_PARTS,
     BucketSizes,
     CompressionSpec,
     Plan,
@@ -60,11 +61,11 @@ from .step import (
 )
 
 __all__ = [
-    "AXES", "COMPRESSIONS", "CUT_SLACK", "LEAST_PART_NBYTES", "LEVEL", "NEAR", "PLAN_VARIABLE", "WHAT_IFS", "Axis",
-    "BucketSizes", "CompressionSpec", "Constants", "Cost", "Curve", "ExpectedTime", "Link", "MeasuredPlan",
-    "Memory", "Network", "Plan", "PlanCheck", "PlanError", "PlanFinding", "Point", "Prediction", "Profile",
-    "ScalingFit", "Search", "StepParts", "Synchronisation", "admissible_plans", "assumptions", "axis", "balance",
-    "balanced_cuts", "check_run", "curve_of_fit", "curves_svg", "expected_collective", "expected_order",
+    "AXES", "COMPRESSIONS", "CUT_SLACK", "LEAST_PART_NBYTES", "LEVEL", "NEAR", "PLANNED_PARTS", "PLAN_VARIABLE",
+    "WHAT_IFS", "Axis", "BucketSizes", "CompressionSpec", "Constants", "Cost", "Curve", "ExpectedTime", "Link",
+    "MeasuredPlan", "Memory", "Network", "Plan", "PlanCheck", "PlanError", "PlanFinding", "Point", "Prediction",
+    "Profile", "ScalingFit", "Search", "StepParts", "Synchronisation", "admissible_plans", "assumptions", "axis",
+    "balance", "balanced_cuts", "check_run", "curve_of_fit", "curves_svg", "expected_collective", "expected_order",
     "expected_step", "explain", "fit_scaling", "fit_sweep", "fitted", "in_flight", "inner", "memory_of",
     "parse_compression", "plan_homes", "plan_order", "plan_rows", "predict", "preferred", "reached_links", "read_sweep",
     "reference_plans", "resemblance", "scaling_curves", "search", "slowest_of", "spread", "step_graph", "waiting",

@@ -7,6 +7,9 @@ from typing import Self
 from hocket import comm
 from hocket.comm import OperationRecord
 
+Interval = tuple[float, float]
+"""Begin and end, in perf_counter seconds."""
+
 
 class OperationListener(ABC):
     """Is told of each operation; see hocket.comm.Observer."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from hocket.comm import OperationRecord
 from hocket.schedule import KINDS, Collective
+from hocket.timeline import covered_s
 
-from ._intervals import Interval, intersection, length, union
-from ._listener import OperationListener
+from ._listener import Interval, OperationListener
 
 _FOLD_AFTER = 4096
 _KIB, _MIB = 2**10, 2**20
@@ -233,8 +233,7 @@ class Recorder(OperationListener):
 
     def _count_time(self, busy: list[Interval], blocked: list[Interval]) -> None:
         after = self._counted_until_s
-        communication = union((max(begin, after), end) for begin, end in busy)
-        self._communication_s += length(communication)
-        self._exposed_s += length(intersection(communication, union(blocked)))
-        if communication:
-            self._counted_until_s = communication[-1][1]
+        busy = [(max(begin, after), end) for begin, end in busy if end > max(begin, after)]
+        self._communication_s += (busy_s := covered_s(busy))
+        self._exposed_s += max(0.0, busy_s + covered_s(blocked) - covered_s([*busy, *blocked]))
+        self._counted_until_s = max([after, *(end for _, end in busy)])

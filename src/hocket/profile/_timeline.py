@@ -1,13 +1,12 @@
 """A run's timeline: what the recorder heard during some steps, as the type that the simulator makes too."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hocket.comm import OperationRecord
 from hocket.timeline import Span, Timeline
 
-from ._intervals import Interval, difference
-from ._listener import OperationListener
+from ._listener import Interval, OperationListener
 from ._recorder import Recorder
 
 
@@ -80,3 +79,17 @@ def timeline_of(
         ]
         gone += until - begin
     return Timeline(name, tuple(spans))
+
+
+def difference(whole: Interval, holes: Iterable[Interval]) -> list[Interval]:
+    """Return what is left of one interval outside of some others."""
+    left, at = [], whole[0]
+    for begin, end in sorted(holes):
+        if end <= max(at, begin):
+            continue
+        if begin >= whole[1]:
+            break
+        if begin > at:
+            left.append((at, begin))
+        at = end
+    return [*left, (at, whole[1])] if at < whole[1] else left

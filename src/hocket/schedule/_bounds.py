@@ -114,5 +114,4 @@ def _reduced(schedule: Schedule) -> list[Fraction]:
     for step in schedule.steps:
         length = (step.stop - step.start).astype(np.int64) * step.repeat
         np.add.at(total, step.destination[step.reduce], length[step.reduce])
-    vector = schedule.chunks // schedule.collective.blocks * schedule.collective.vector_blocks
-    return [Fraction(int(chunks), vector) for chunks in total[: schedule.world]]
+    return [Fraction(int(chunks), schedule.vector_chunks) for chunks in total[: schedule.world]]

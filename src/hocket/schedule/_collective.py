@@ -80,11 +80,9 @@ class Collective:
 
     @property
     def bus_factor(self) -> float:
-        """Busbw / algbw as nccl-tests define them: what crosses a port of a ring, in units of S."""
-        if self.kind == "all_reduce":
-            return 2 * (self.world - 1) / self.world
-        shared = self.kind in ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
-        return (self.world - 1) / self.world if shared else 1.0
+        """Busbw / algbw as nccl-tests define them: what crosses a port of a ring, in units of S; 0 of a barrier."""
+        known = {"all_reduce": 2 * (self.world - 1) / self.world, "broadcast": 1.0, "reduce": 1.0, "barrier": 0.0}
+        return known.get(self.kind, (self.world - 1) / self.world)
 
     def before(self, rank: Ints, block: Ints) -> Bools:
         """Return whether `rank` contributes to `block` when the operation begins; the arguments broadcast."""

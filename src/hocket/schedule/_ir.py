@@ -190,6 +190,11 @@ class Schedule:
         """Number of transfers, repetitions counted."""
         return sum(step.repeat * len(step) for step in self.steps)
 
+    @property
+    def vector_chunks(self) -> int:
+        """How many chunks S is, see `Collective.vector_blocks`."""
+        return self.chunks // self.collective.blocks * self.collective.vector_blocks
+
     def endpoint(self, number: int) -> str:
         """Return the name of an endpoint: a rank's number or a switch's name."""
         return str(number) if number < self.world else self.switches[number - self.world]
@@ -268,8 +273,7 @@ class Schedule:
         total = np.zeros(self.endpoints, np.int64)
         for step in self.steps:
             np.add.at(total, step.columns[side], (step.stop - step.start).astype(np.int64) * step.repeat)
-        vector = self.chunks // self.collective.blocks * self.collective.vector_blocks
-        return tuple(Fraction(int(chunks), vector) for chunks in total)
+        return tuple(Fraction(int(chunks), self.vector_chunks) for chunks in total)
 
 
 def _column(numbers: ArrayLike) -> Column:

@@ -88,11 +88,10 @@ def link_loads(schedule: Schedule, network: RoutedNetwork, nbytes: float = 1.0) 
         ScheduleError: the network has fewer ranks than the schedule, or lacks one of its switches.
     """
     nodes = place(schedule, network)
-    vector = schedule.chunks // schedule.collective.blocks * schedule.collective.vector_blocks
     loads = []
     number = 0
     for step in schedule.steps:
-        loads.append(_load(number, step, nodes, network, nbytes / vector))
+        loads.append(_load(number, step, nodes, network, nbytes / schedule.vector_chunks))
         number += step.repeat
     return tuple(loads)
 

@@ -20,8 +20,7 @@ class MscclMessage:
 
     source: int
     destination: int
-    start: int
-    stop: int
+    chunk: int
     reduce: bool
     read: MscclOperation
     written: MscclOperation
@@ -65,7 +64,7 @@ class MscclBuffers:
                     sender = sent[one.order]
                     chunk = carried[sender.order, k]
                     reduce = one.verb in REDUCES
-                    messages.append(MscclMessage(sender.gpu, one.gpu, chunk, chunk + 1, reduce, sender, one))
+                    messages.append(MscclMessage(sender.gpu, one.gpu, chunk, reduce, sender, one))
                     self._arrive(one, messages[-1], target)
                 elif one.verb in LOCAL:
                     self._local(one, source, target)
@@ -77,7 +76,7 @@ class MscclBuffers:
         return messages, self._touches
 
     def _arrive(self, one: MscclOperation, message: MscclMessage, place: Place) -> None:
-        gpu, chunk = one.gpu, message.start
+        gpu, chunk = one.gpu, message.chunk
         there = self._current.get((gpu, chunk))
         if there and place not in there and not message.reduce and place[0] == "s":
             self._parked[gpu, place] = message  # the rank has a value of its own; this one is to be reduced into it
@@ -91,9 +90,9 @@ class MscclBuffers:
         if parked is not None:
             parked.reduce = one.verb == "re"
             parked.written = one
-            self._held[one.gpu, target] = parked.start
-            self._current[one.gpu, parked.start] = {target}
-            self._touch(one, parked.start, writes=True)
+            self._held[one.gpu, target] = parked.chunk
+            self._current[one.gpu, parked.chunk] = {target}
+            self._touch(one, parked.chunk, writes=True)
             return
         if one.verb == "re":
             raise ScheduleError(f"{one}: reduces {source[0]}[{source[1]}], which has not just arrived from a peer")

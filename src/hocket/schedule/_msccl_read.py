@@ -53,7 +53,8 @@ def from_msccl(text: str) -> Schedule:
     messages, touches = MscclBuffers(places, chunks).follow(ordered, sent)
     check_program(root, places, chunks, ordered, sent)
     steps = _steps(_ordered(messages, touches))
-    return Schedule("".join(c if c.isalnum() or c in "_." else "-" for c in name), collective, chunks, steps)
+    plain = "".join(c if c.isalnum() or c in "_." else "-" for c in name)
+    return Schedule(plain, collective, chunks, steps).merged()
 
 
 def _ordered(messages: list[MscclMessage], touches: Touches) -> list[tuple[MscclMessage, int]]:
@@ -61,8 +62,8 @@ def _ordered(messages: list[MscclMessage], touches: Touches) -> list[tuple[Msccl
     reads: dict[tuple[int, int, int], list[int]] = {}
     writes: dict[tuple[int, int, int], list[int]] = {}
     for number, message in enumerate(messages):
-        reads.setdefault((message.source, message.start, message.read.order), []).append(number)
-        writes.setdefault((message.destination, message.start, message.written.order), []).append(number)
+        reads.setdefault((message.source, message.chunk, message.read.order), []).append(number)
+        writes.setdefault((message.destination, message.chunk, message.written.order), []).append(number)
     edges: list[tuple[int, int, int]] = []  # from, to, at least so many steps later
     for (gpu, chunk), row in touches.items():
         events = [
@@ -93,25 +94,11 @@ def _ordered(messages: list[MscclMessage], touches: Touches) -> list[tuple[Msccl
 def _steps(messages: list[tuple[MscclMessage, int]]) -> tuple[Step, ...]:
     steps = []
     for number in sorted({step for _, step in messages}):
-        rows = [message for message, step in messages if step == number]
-        merged: list[MscclMessage] = []
-        for message in sorted(rows, key=lambda m: (m.source, m.destination, m.reduce, m.start)):
-            last = merged[-1] if merged else None
-            if last and (last.source, last.destination, last.reduce, last.stop) == (
-                message.source, message.destination, message.reduce, message.start
-            ):  # fmt: skip
-                last.stop = message.stop
-            else:
-                merged.append(message)
-        steps.append(
-            Step.of(
-                [m.source for m in merged],
-                [m.destination for m in merged],
-                [m.start for m in merged],
-                [m.stop for m in merged],
-                reduce=[m.reduce for m in merged],
-            )
+        rows = [one for one, step in messages if step == number]
+        source, destination, chunk, reduce = zip(
+            *((m.source, m.destination, m.chunk, m.reduce) for m in rows), strict=True
         )
+        steps.append(Step.of(source, destination, chunk, reduce=reduce))
     return tuple(steps)
 
 

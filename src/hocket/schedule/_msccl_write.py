@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Final
 from xml.etree import ElementTree
 
-from ._collective import Collective, ScheduleError
+from ._collective import ScheduleError
 from ._ir import Schedule
+from ._msccl_program import MscclPlaces, Place
 
 NAMES: Final = {
     "all_reduce": "allreduce",
@@ -46,7 +47,7 @@ def to_msccl(schedule: Schedule, *, protocol: str = "Simple") -> str:
         name=schedule.name,
         proto=protocol,
         nchannels="1",
-        nchunksperloop=str(schedule.chunks // collective.blocks * collective.vector_blocks),
+        nchunksperloop=str(schedule.vector_chunks),
         ngpus=str(schedule.world),
         coll=NAMES[collective.kind],
         inplace="0" if collective.kind == "all_to_all" else "1",
@@ -97,7 +98,8 @@ def _operations(schedule: Schedule) -> list[list[_Operation]]:
 
 
 def _write_rank(root: ElementTree.Element, schedule: Schedule, rank: int, operations: list[_Operation]) -> None:
-    place = _Places(schedule.collective, schedule.chunks, rank)
+    collective = schedule.collective
+    places = MscclPlaces(collective, schedule.chunks // collective.blocks, collective.kind != "all_to_all")
     blocks = _assign_blocks(operations)
     _find_waits(operations)
     elements: list[ElementTree.Element] = []
@@ -109,15 +111,17 @@ def _write_rank(root: ElementTree.Element, schedule: Schedule, rank: int, operat
                 _write_step(element, steps, "nop", ("i", -1), ("o", -1), 0, wait, awaited=False)
                 steps += 1
             verb = "s" if one.sends else "rrc" if one.reduce else "r"
-            here, there = place(one.start), _Places(schedule.collective, schedule.chunks, one.peer)(one.start)
+            here, there = (_place(places, end, one.start) for end in (rank, one.peer))
             source, target = (here, there) if one.sends else (there, here)
             last = one.waits[-1] if one.waits else None
             _write_step(element, steps, verb, source, target, one.stop - one.start, last, awaited=one.awaited)
             steps += 1
         elements.append(element)
-    if schedule.collective.kind == "all_to_all":
-        elements.append(_own_block(place, schedule, len(blocks)))
-    gpu = ElementTree.SubElement(root, "gpu", {"id": str(rank), **place.sizes()})
+    if collective.kind == "all_to_all":  # the rank's own block stays where it is: from the input to the output buffer
+        own = rank * places.pieces
+        elements.append(ElementTree.Element("tb", id=str(len(blocks)), send="-1", recv="-1", chan="0"))
+        _write_step(elements[-1], 0, "cpy", ("i", own), ("o", own), places.pieces, None, awaited=False)
+    gpu = ElementTree.SubElement(root, "gpu", {"id": str(rank), **_sizes(places, schedule.chunks)})
     gpu.extend(elements)
 
 
@@ -150,53 +154,32 @@ def _find_waits(operations: list[_Operation]) -> None:
         counts[one.block] = one.number + 1
 
 
-class _Places:
-    """Where a chunk lies in MSCCL's buffers of a rank."""
-
-    def __init__(self, collective: Collective, chunks: int, rank: int) -> None:
-        self._collective = collective
-        self._chunks = chunks
-        self._rank = rank
-        self._world = collective.world
-        self._pieces = chunks // collective.blocks
-
-    def __call__(self, chunk: int) -> tuple[str, int]:
-        kind = self._collective.kind
-        if kind != "all_to_all":
-            return ("o" if kind == "all_gather" else "i"), chunk
-        block, piece = divmod(chunk, self._pieces)
-        source, destination = divmod(block, self._world)
-        if source == self._rank:
-            return "i", destination * self._pieces + piece
-        if destination == self._rank:
-            return "o", source * self._pieces + piece
-        return "s", chunk
-
-    def sizes(self) -> dict[str, str]:
-        """Return the attributes of the `gpu` element: chunks of the buffers."""
-        kind = self._collective.kind
-        if kind == "all_to_all":
-            vector = self._world * self._pieces
-            return {"i_chunks": str(vector), "o_chunks": str(vector), "s_chunks": str(self._chunks)}
-        inside = "0" if kind == "all_gather" else str(self._chunks)
-        return {"i_chunks": inside, "o_chunks": str(self._chunks) if kind == "all_gather" else "0", "s_chunks": "0"}
+def _place(places: MscclPlaces, rank: int, chunk: int) -> Place:
+    """Return where a rank has a chunk: of an all_to_all, one that only passes through is in the scratch buffer."""
+    kind = places.collective.kind
+    if kind == "all_to_all":
+        source, destination = divmod(chunk // places.pieces, places.collective.world)
+        if rank not in (source, destination):
+            return "s", chunk
+        return places.begin(rank, chunk) if rank == source else places.end(rank, chunk)
+    return places.end(rank, chunk) if kind == "all_gather" else places.begin(rank, chunk)
 
 
-def _own_block(place: _Places, schedule: Schedule, number: int) -> ElementTree.Element:
-    """Return an all_to_all's block that stays where it is: from the input to the output buffer."""
-    pieces = schedule.chunks // schedule.collective.blocks
-    offset = place._rank * pieces
-    element = ElementTree.Element("tb", id=str(number), send="-1", recv="-1", chan="0")
-    _write_step(element, 0, "cpy", ("i", offset), ("o", offset), pieces, None, awaited=False)
-    return element
+def _sizes(places: MscclPlaces, chunks: int) -> dict[str, str]:
+    """Return the attributes of the `gpu` element: chunks of the buffers."""
+    if places.collective.kind == "all_to_all":
+        vector = places.collective.world * places.pieces
+        return {"i_chunks": str(vector), "o_chunks": str(vector), "s_chunks": str(chunks)}
+    inside, outside = (0, chunks) if places.collective.kind == "all_gather" else (chunks, 0)
+    return {"i_chunks": str(inside), "o_chunks": str(outside), "s_chunks": "0"}
 
 
 def _write_step(
     block: ElementTree.Element,
     number: int,
     verb: str,
-    source: tuple[str, int],
-    target: tuple[str, int],
+    source: Place,
+    target: Place,
     count: int,
     wait: _Operation | None,
     *,

@@ -10,12 +10,12 @@ from ._graph import StepGraph, Work
 from ._pipeline import OrderTiming, StageWork, order_graph, simulate_order
 from ._schedule import LinkUse, ScheduleTiming, simulate_schedule
 from ._settings import Protocol, Settings
-from ._step import StepTiming, simulate_step
+from ._step import LoweredCollectives, StepTiming, simulate_step
 from ._stream import Stream
 from ._tasks import LoadTrace, Outcome, SimulationError
 
 __all__ = [
-    "LinkUse", "LoadTrace", "OrderTiming", "Outcome", "Protocol", "ScheduleTiming", "Settings", "SimulationError",
-    "StageWork", "StepGraph", "StepTiming", "Stream", "Usage", "Work", "max_min", "order_graph", "simulate_flows",
-    "simulate_order", "simulate_schedule", "simulate_step",
+    "LinkUse", "LoadTrace", "LoweredCollectives", "OrderTiming", "Outcome", "Protocol", "ScheduleTiming", "Settings",
+    "SimulationError", "StageWork", "StepGraph", "StepTiming", "Stream", "Usage", "Work", "max_min", "order_graph",
+    "simulate_flows", "simulate_order", "simulate_schedule", "simulate_step",
 ]  # fmt: skip

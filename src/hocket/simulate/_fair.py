@@ -29,10 +29,20 @@ class Usage:
     def take(self, flows: Indices) -> "Usage":
         """Return the rows of some flows, in the order given."""
         counts = self.offsets[flows + 1] - self.offsets[flows]
-        ends = np.cumsum(counts)
-        total = int(ends[-1]) if len(ends) else 0
-        position = np.arange(total) + np.repeat(self.offsets[flows] - ends + counts, counts)
-        return Usage(np.concatenate([[0], ends]), self.links[position], self.shares[position])
+        position = ragged(self.offsets[flows], counts)
+        return Usage(np.concatenate([[0], np.cumsum(counts)]), self.links[position], self.shares[position])
+
+    @classmethod
+    def of(cls, owner: Indices, links: Indices, shares: Floats, flows: int) -> "Usage":
+        """Return the usage of so many flows, of links in any order with the flow that uses each."""
+        order = np.argsort(owner, kind="stable")
+        return cls(np.searchsorted(owner[order], np.arange(flows + 1)), links[order], shares[order])
+
+
+def ragged(starts: Indices, counts: Indices) -> Indices:
+    """Return so many numbers from each start on, one row after the other."""
+    ends = np.cumsum(counts)
+    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - ends + counts, counts)
 
 
 # Links that differ by rounding only are one bottleneck; the rates then differ by rounding only, too.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ._fair import Floats, Indices, max_min, weighted_count
+from ._fair import Floats, Indices, max_min, ragged, weighted_count
 from ._tasks import LoadTrace, Outcome, SimulationError, Tasks
 
 # Events that lie no further apart than this part of the time are one: they differ by rounding.
@@ -186,11 +186,9 @@ class _Run:
     def _release(self, finished: Indices) -> None:
         """Count down what waited for these, and begin what waits no longer."""
         counts = self._first[finished + 1] - self._first[finished]
-        ends = np.cumsum(counts)
-        if not len(ends) or not ends[-1]:
+        waiting = self._successors[ragged(self._first[finished], counts)]
+        if not len(waiting):
             return
-        position = np.arange(ends[-1]) + np.repeat(self._first[finished] - ends + counts, counts)
-        waiting = self._successors[position]
         np.subtract.at(self._waits, waiting, 1)
         ready = np.unique(waiting[self._waits[waiting] == 0])
         self._begin(ready)

@@ -12,7 +12,7 @@ import numpy as np
 from hocket.cluster import Cluster
 from hocket.schedule import Schedule, Step
 
-from ._fair import Floats, Indices, weighted_count
+from ._fair import Floats, Indices, Usage, weighted_count
 from ._network import Wires
 from ._reduce import Fused, fuse
 from ._settings import Settings
@@ -80,10 +80,9 @@ def lower(
     nodes = place(schedule, cluster, ranks)
     if nbytes < 0:
         raise SimulationError(f"{nbytes} bytes are less than none")
-    vector = schedule.chunks // schedule.collective.blocks * schedule.collective.vector_blocks
-    wires = Wires(cluster, settings, seed)
-    fused = fuse(schedule, nodes, wires, nbytes / vector) if schedule.switches else None
-    return _Lowering(schedule, nodes, wires, nbytes / vector, fused, ready_s).all()
+    wires, chunk_nbytes = Wires(cluster, settings, seed), nbytes / schedule.vector_chunks
+    fused = fuse(schedule, nodes, wires, chunk_nbytes) if schedule.switches else None
+    return _Lowering(schedule, nodes, wires, chunk_nbytes, fused, ready_s).all()
 
 
 class _Merged(NamedTuple):
@@ -222,8 +221,6 @@ class _Lowering:
         for first, destinations, adds in self._reduces:
             rows = first + np.arange(len(adds))
             delay[rows], server[rows] = adds * self._wires.settings.reduce_s_per_byte, destinations
-        order = np.argsort(owner, kind="stable")
-        offsets = np.searchsorted(owner[order], np.arange(count + 1))
         before = np.concatenate([edge[0] for edge in self._edges] or [_NONE])
         after = np.concatenate([edge[1] for edge in self._edges] or [_NONE])
         flows = Flows(*(np.concatenate([part[column] for part in self._flows] or [_NONE]) for column in range(5)))
@@ -237,7 +234,7 @@ class _Lowering:
         tasks = Tasks(
             delay_s=delay,
             nbytes=nbytes,
-            usage=type(messages.usage)(offsets, links[order], shares[order]),
+            usage=Usage.of(owner, links, shares, count),
             before=before,
             after=after,
             earliest_s=earliest,

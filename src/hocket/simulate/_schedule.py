@@ -11,10 +11,10 @@ from hocket.timeline import Arrow, Counter, Span, Timeline
 
 from ._fair import Floats, Indices
 from ._loop import run
-from ._lower import Lowered, lower
+from ._lower import lower
 from ._network import Wires
 from ._settings import Settings
-from ._tasks import LoadTrace, Outcome
+from ._tasks import LoadTrace
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,7 @@ class ScheduleTiming:
     @property
     def busbw_Bps(self) -> float:
         """Algbw by nccl-tests' factor of the collective."""
-        p = self.schedule.world
-        factor = {"all_reduce": 2 * (p - 1) / p, "broadcast": 1.0, "reduce": 1.0, "barrier": 0.0}
-        return self.algbw_Bps * factor.get(self.schedule.collective.kind, (p - 1) / p)
+        return self.algbw_Bps * self.schedule.collective.bus_factor
 
     def finish_s(self) -> Floats:
         """Of every rank when the last message from or to it had arrived, float64."""
@@ -94,14 +92,7 @@ class ScheduleTiming:
 
     def busiest(self, count: int = 5) -> list[LinkUse]:
         """Return the links that were used most, the first of equals first; unused ones are left out."""
-        seconds = self.seconds
-        busy = self.link_nbytes / self.capacity_Bps / seconds if seconds else np.zeros(len(self.link_nbytes))
-        order = np.argsort(-busy, kind="stable")[:count]
-        return [
-            LinkUse(self.cluster.link_names[link], float(self.link_nbytes[link]), float(busy[link]))
-            for link in order.tolist()
-            if self.link_nbytes[link] > 0
-        ]
+        return busiest_links(self.cluster, self.link_nbytes, self.capacity_Bps, self.seconds, count)
 
     def timeline(self, *, counters: int = 8) -> Timeline:
         """Return the messages as spans of senders and arrows to receivers, and the busiest links' load over time.
@@ -126,6 +117,18 @@ class ScheduleTiming:
             load_counters(self.cluster, self.trace, self.busiest(counters)) if self.trace else (),
             names,
         )
+
+
+def busiest_links(
+    cluster: Cluster, link_nbytes: Floats, capacity_Bps: Floats, seconds: float, count: int
+) -> list[LinkUse]:
+    """Return the links that were used most in so many seconds, the first of equals first; unused ones are left out."""
+    busy = link_nbytes / capacity_Bps / (seconds or 1.0)
+    return [
+        LinkUse(cluster.link_names[link], float(link_nbytes[link]), float(busy[link]))
+        for link in np.argsort(-busy, kind="stable")[:count].tolist()
+        if link_nbytes[link] > 0
+    ]
 
 
 def load_counters(cluster: Cluster, trace: LoadTrace, links: Sequence[LinkUse]) -> tuple[Counter, ...]:
@@ -176,21 +179,7 @@ def simulate_schedule(
     lowered = lower(schedule, cluster, nbytes, counted, ranks=group, seed=seed, ready_s=ready)
     wires = Wires(cluster, counted, seed)
     loads = LoadTrace() if trace else None
-    return _timing(
-        schedule, cluster, nbytes, lowered, run(lowered.tasks, wires.capacity_Bps, trace=loads), wires, loads
-    )
-
-
-def _timing(
-    schedule: Schedule,
-    cluster: Cluster,
-    nbytes: float,
-    lowered: Lowered,
-    outcome: Outcome,
-    wires: Wires,
-    trace: LoadTrace | None,
-) -> ScheduleTiming:
-    flows = lowered.flows
+    outcome, flows = run(lowered.tasks, wires.capacity_Bps, trace=loads), lowered.flows
     return ScheduleTiming(
         schedule=schedule,
         cluster=cluster,
@@ -205,5 +194,5 @@ def _timing(
         ended_s=outcome.seconds,
         link_nbytes=outcome.link_nbytes,
         capacity_Bps=wires.capacity_Bps,
-        trace=trace,
+        trace=loads,
     )

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hocket.cluster import Cluster
+from hocket.schedule import Schedule
 from hocket.timeline import Arrow, Span, Timeline
 from hocket.units import format_bytes
 
@@ -15,7 +16,7 @@ from ._graph import StepGraph
 from ._loop import run
 from ._lower import Lowered, lower
 from ._network import Wires
-from ._schedule import LinkUse, load_counters
+from ._schedule import LinkUse, busiest_links, load_counters
 from ._settings import Settings
 from ._tasks import LoadTrace, Outcome, SimulationError, Tasks
 
@@ -64,12 +65,7 @@ class StepTiming:
 
     def busiest(self, count: int = 5) -> list[LinkUse]:
         """Return the links that were used most, the first of equals first; unused ones are left out."""
-        busy = self.link_nbytes / self.capacity_Bps / (self.seconds or 1.0)
-        return [
-            LinkUse(self.cluster.link_names[link], float(self.link_nbytes[link]), float(busy[link]))
-            for link in np.argsort(-busy, kind="stable")[:count].tolist()
-            if self.link_nbytes[link] > 0
-        ]
+        return busiest_links(self.cluster, self.link_nbytes, self.capacity_Bps, self.seconds, count)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -122,6 +118,7 @@ def simulate_step(
     seed: int = 0,
     slowdown: ArrayLike | None = None,
     trace: bool = False,
+    known: "LoweredCollectives | None" = None,
 ) -> StepTiming:
     """Run a training step on a simulated cluster; rank r of the step runs on rank r of the cluster.
 
@@ -136,6 +133,8 @@ def simulate_step(
         seed: Of ECMP's hash.
         slowdown: Of every rank, or of all alike, what its computation is multiplied by: stragglers, mixed devices.
         trace: Keep the load of all links over time, for `StepTiming.timeline`.
+        known: What earlier steps on this cluster, with these settings and seed, have brought collectives down to; what
+            this one does is added.
 
     Raises:
         SimulationError: if the step does not fit the cluster, before anything runs.
@@ -145,7 +144,7 @@ def simulate_step(
     counted = settings or Settings()
     wires = Wires(cluster, counted, seed)
     factor = np.broadcast_to(np.asarray(1.0 if slowdown is None else slowdown, dtype=np.float64), (graph.world,))
-    parts = _Parts(graph, cluster, wires, factor)
+    parts = _Parts(graph, cluster, wires, factor, {} if known is None else known)
     loads = LoadTrace() if trace else None
     outcome: Outcome = run(parts.tasks(), wires.capacity_Bps, trace=loads)
     nodes = slice(0, graph.nodes)
@@ -188,10 +187,16 @@ def _switches_serve(graph: StepGraph, cluster: Cluster) -> None:
             )
 
 
+LoweredCollectives = dict[tuple[int, float, bytes], tuple[Lowered, Schedule]]
+"""By a schedule, bytes and ranks; the schedule is kept, so that no other has its place."""
+
+
 class _Parts:
     """Puts the graph's nodes and the transfers of its collectives into one set of tasks."""
 
-    def __init__(self, graph: StepGraph, cluster: Cluster, wires: Wires, factor: Floats) -> None:
+    def __init__(
+        self, graph: StepGraph, cluster: Cluster, wires: Wires, factor: Floats, known: LoweredCollectives
+    ) -> None:
         self._graph, self._cluster, self._wires = graph, cluster, wires
         self._count = graph.nodes
         self._delay = [np.zeros(graph.nodes)]
@@ -208,14 +213,17 @@ class _Parts:
             rows = slice(work.first, work.first + len(work.ranks))
             self._delay[0][rows] = work.seconds * factor[work.ranks]
         self._add_sends()
-        known: dict[tuple[int, float, bytes], Lowered] = {}
+        plain = wires.settings == Settings()
         for group in graph.collects:
             given = np.empty(len(group.ranks), dtype=np.int64)
             given[group.order] = group.ranks
-            key = (id(group.schedule), group.nbytes, given.tobytes())
+            schedule, nbytes, scale = group.schedule, group.nbytes, 1.0
+            if plain and not schedule.switches and nbytes >= 0:  # it is brought down once, with a byte for each chunk
+                nbytes, scale = float(schedule.vector_chunks), nbytes / schedule.vector_chunks
+            key = (id(schedule), nbytes, given.tobytes())
             if key not in known:
-                known[key] = lower(group.schedule, cluster, group.nbytes, wires.settings, ranks=given, seed=wires.seed)
-            self._add_collective(known[key], given, group.first, group.ranks)
+                known[key] = lower(schedule, cluster, nbytes, wires.settings, ranks=given, seed=wires.seed), schedule
+            self._add_collective(known[key][0], given, group.first, group.ranks, scale)
 
     def _add_sends(self) -> None:
         sends = self._graph.sends
@@ -238,13 +246,13 @@ class _Parts:
         self._links.append(usage.links)
         self._shares.append(usage.shares)
 
-    def _add_collective(self, lowered: Lowered, given: Indices, first: int, ranks: Indices) -> None:
+    def _add_collective(self, lowered: Lowered, given: Indices, first: int, ranks: Indices, scale: float) -> None:
         """Its transfers, each between its ranks' entries and exits."""
         tasks, flows, offset = lowered.tasks, lowered.flows, self._count
         count = len(tasks)
         self._count += count
         self._delay.append(tasks.delay_s)
-        self._nbytes.append(tasks.nbytes)
+        self._nbytes.append(tasks.nbytes * scale)
         self._weight.append(np.ones(count) if tasks.weight is None else tasks.weight)
         self._limit.append(np.full(count, np.inf) if tasks.limit_Bps is None else tasks.limit_Bps)
         server = np.full(count, -1, dtype=np.int64) if tasks.server is None else tasks.server
@@ -273,13 +281,8 @@ class _Parts:
     def tasks(self) -> Tasks:
         """All of them."""
         none = np.zeros(0, dtype=np.int64)
-        owner = np.concatenate(self._owner or [none])
-        order = np.argsort(owner, kind="stable")
-        usage = Usage(
-            np.searchsorted(owner[order], np.arange(self._count + 1)),
-            np.concatenate(self._links or [none])[order],
-            np.concatenate(self._shares or [np.zeros(0)])[order],
-        )
+        owner, links = np.concatenate(self._owner or [none]), np.concatenate(self._links or [none])
+        usage = Usage.of(owner, links, np.concatenate(self._shares or [np.zeros(0)]), self._count)
         server = np.concatenate(self._server)
         return Tasks(
             delay_s=np.concatenate(self._delay),

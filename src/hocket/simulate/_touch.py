@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from hocket.schedule import Schedule
 
-from ._fair import Indices
+from ._fair import Indices, ragged
 from ._tasks import SimulationError
 
 _LOW = 2**31 - 1
@@ -89,7 +89,7 @@ class Touched:
         place, size = base[first], width[first]
         if (place[1:] < place[:-1] + size[:-1]).any():  # ranges that overlap in part: cell by cell
             owner = np.repeat(np.arange(len(width)), width)
-            cells = _spread(base, width)
+            cells = ragged(base, width)
             waiting = _pairs(self._last[cells], entering[owner])
             standing, count = self._leave(cells, leaving[owner], count)
             return np.concatenate([waiting[0], standing[0]]), np.concatenate([waiting[1], standing[1]]), count
@@ -113,7 +113,7 @@ class Touched:
             np.not_equal(rows[:, 1:], rows[:, :-1], out=fresh[:, 1:])
             at = np.flatnonzero(fresh)
             return rows.ravel()[at], at // width
-        previous, who = self._last[_spread(place, size)], np.repeat(np.arange(len(place)), size)
+        previous, who = self._last[ragged(place, size)], np.repeat(np.arange(len(place)), size)
         kept = np.ones(len(previous), dtype=bool)
         np.not_equal(previous[1:], previous[:-1], out=kept[1:])
         kept[1:] |= who[1:] != who[:-1]
@@ -124,7 +124,7 @@ class Touched:
         if (size == width).all() and not (place % width).any() and len(self._last) % width == 0:
             self._last.reshape(-1, width)[place // width] = task[:, None]
         else:
-            self._last[_spread(place, size)] = np.repeat(task, size)
+            self._last[ragged(place, size)] = np.repeat(task, size)
 
     def _crowded(
         self,
@@ -195,12 +195,6 @@ def _cuts(schedule: Schedule) -> Indices:
     return keys[np.diff(keys, prepend=-1) > 0]  # np.unique hashes, which takes 100 times longer for such numbers
 
 
-def _spread(place: Indices, size: Indices) -> Indices:
-    """Return the cells of blocks, one after the other."""
-    ends = np.cumsum(size)
-    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(place - ends + size, size)
-
-
 def _pairs(previous: NDArray[np.int32], task: Indices) -> tuple[Indices, Indices]:
     """Distinct (previous, task), without a task that waits for itself or for nobody."""
     before = previous.astype(np.int64)
@@ -221,5 +215,5 @@ def _product(
     """All (past, come) of the same block; both are in order of blocks."""
     start = np.searchsorted(come_block, np.arange(blocks + 1))
     counts = (start[1:] - start[:-1])[past_block]
-    position = _spread(start[past_block], counts)
+    position = ragged(start[past_block], counts)
     return np.repeat(past, counts), come[position]

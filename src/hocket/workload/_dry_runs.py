@@ -2,12 +2,11 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
 from hocket.sharding import as_local
 
@@ -15,7 +14,7 @@ from ._share import Exchange, Share
 from ._shares import operations_of
 from ._timing import time_of
 from ._trace import trace_of
-from ._units import Loss, Unit, hooked
+from ._units import Loss, Unit, followed
 
 Heard = Callable[[str, int], None]
 """Hears of an exchange: its kind, and bytes of its full tensor."""
@@ -102,17 +101,7 @@ def _exchanges(
         heard.clear()
         at = index
 
-    def left(index: int, output: Any) -> None:
-        for one in tree_flatten(output)[0]:
-            if isinstance(one, Tensor) and one.requires_grad:
-                with as_local():  # it looks at no gradient: a shard's will do
-                    one.register_hook(lambda _: move(index, "backward"))  # type: ignore[no-untyped-call]
-
-    with ExitStack() as stack:
-        for index, unit in enumerate(units):
-            module = unit.module
-            stack.enter_context(hooked(module.register_forward_pre_hook(lambda *_, i=index: move(i, "forward"))))
-            stack.enter_context(hooked(module.register_forward_hook(lambda _m, _a, out, i=index: left(i, out))))
+    with followed(units, lambda index: move(index, "forward"), lambda index: move(index, "backward")):
         result = run(model, batch)
         move(at, "forward")
         if not isinstance(result, Tensor) or not result.requires_grad:

@@ -15,7 +15,7 @@ from hocket.sharding import as_local, leaves
 
 from ._autocast import autocast_behind, autocast_on_meta
 from ._trace import CAST, fused_on_meta
-from ._units import Loss, Unit, hooked
+from ._units import Loss, Unit, followed, hooked
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +106,11 @@ def _followed(model: nn.Module, units: Sequence[Unit], batch: Any, run: Loss) ->
     def enter(index: int) -> None:
         alive.unit, alive.in_loss = index, False
 
-    def left(index: int, output: Any) -> None:
-        for one in tree_flatten(output)[0]:
-            if isinstance(one, Tensor) and one.requires_grad:
-                with as_local():  # it looks at no gradient: a shard's will do
-                    one.register_hook(lambda _: enter(index))  # type: ignore[no-untyped-call]
-
     def returned(*_: Any) -> None:
         alive.in_loss = True
 
     with ExitStack() as stack:
-        for index, unit in enumerate(units):
-            module = unit.module
-            stack.enter_context(hooked(module.register_forward_pre_hook(lambda *_, i=index: enter(i))))
-            stack.enter_context(hooked(module.register_forward_hook(lambda _m, _a, out, i=index: left(i, out))))
+        stack.enter_context(followed(units, enter, enter))
         stack.enter_context(hooked(model.register_forward_hook(returned)))
         stack.enter_context(fused_on_meta())
         stack.enter_context(alive)

@@ -8,7 +8,6 @@ behind kernels that still run, and a small batch does not.
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -21,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from hocket.sharding import as_local
 
 from ._queue import CudaQueue, Queue, behind, by_batch, fixed_part, usual, whole_step
-from ._units import Loss, Unit, hooked, samples
+from ._units import Loss, Unit, followed, samples
 
 _SMALLER = 8  # how many times the small batch is smaller, whose time says what does not shrink
 _ENOUGH_S = 0.5
@@ -162,19 +161,7 @@ def _timed_step(
     begun: list[tuple[int, Any]] = []
     arrived: list[tuple[int, Any]] = []
 
-    def left(index: int, output: Any) -> None:
-        for one in tree_flatten(output)[0]:
-            if isinstance(one, Tensor) and one.requires_grad:
-                with as_local():  # it looks at no gradient: a shard's will do
-                    one.register_hook(  # type: ignore[no-untyped-call]
-                        lambda _, i=index: arrived.append((i, now()))
-                    )
-
-    with ExitStack() as stack:
-        for index, unit in enumerate(units):
-            module = unit.module
-            stack.enter_context(hooked(module.register_forward_pre_hook(lambda *_, i=index: begun.append((i, now())))))
-            stack.enter_context(hooked(module.register_forward_hook(lambda _m, _a, out, i=index: left(i, out))))
+    with followed(units, lambda i: begun.append((i, now())), lambda i: arrived.append((i, now()))):
         if queue is not None:
             queue.settle()
             queue.occupy(ahead_s)

@@ -1,13 +1,15 @@
 """The parts of a module at which a chain can be cut, and small things that capturing needs."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
+
+from hocket.sharding import as_local
 
 from ._share import WorkloadError
 
@@ -58,6 +60,24 @@ def hooked(handle: Any) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+@contextmanager
+def followed(units: Sequence[Unit], entered: Callable[[int], None], derived: Callable[[int], None]) -> Iterator[None]:
+    """Open a block that hears when each unit's forward pass begins, and when the gradient of its output is there."""
+
+    def left(index: int, output: Any) -> None:
+        for one in tree_flatten(output)[0]:
+            if isinstance(one, Tensor) and one.requires_grad:
+                with as_local():  # it looks at no gradient: a shard's will do
+                    one.register_hook(lambda _: derived(index))  # type: ignore[no-untyped-call]
+
+    with ExitStack() as stack:
+        for index, unit in enumerate(units):
+            module = unit.module
+            stack.enter_context(hooked(module.register_forward_pre_hook(lambda *_, i=index: entered(i))))
+            stack.enter_context(hooked(module.register_forward_hook(lambda _m, _a, out, i=index: left(i, out))))
+        yield
 
 
 def samples(batch: Any) -> int:

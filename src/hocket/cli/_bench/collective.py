@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from hocket import comm
 from hocket.profile import bus_factor
+from hocket.units import format_bytes
 
 from .rank import Rank, Sample, p90
 
@@ -37,6 +38,7 @@ def work() -> None:
     rows: list[dict[str, Any]] = []
     floors: list[dict[str, Any]] = []
     for nbytes in spec["sizes"]:
+        rank.say(format_bytes(nbytes, 3))
         numel = max(rank.n, nbytes // 4 // rank.n * rank.n)
         turns: dict[tuple[str, bool], Operation] = {}
         for system in spec["systems"]:

@@ -44,7 +44,8 @@ def work() -> None:
     for name in rank.spec["models"]:
         steps = {system: _step(rank, name, system) for system in SYSTEMS}
         samples: dict[str, list[Sample]] = {system: [] for system in SYSTEMS}
-        for _ in range(rank.spec["rounds"]):
+        for number in range(rank.spec["rounds"]):
+            rank.say(f"{name}, round {number + 1} of {rank.spec['rounds']}")
             for system, step in steps.items():
                 for _ in range(_UNMEASURED):
                     step()

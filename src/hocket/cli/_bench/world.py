@@ -10,9 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from hocket._extras import require
 from hocket._limits import usable_cores
@@ -22,16 +24,20 @@ class BenchError(RuntimeError):
     """The measurement could not be made; the message says what to do."""
 
 
-def run_world(module: str, spec: Mapping[str, Any], n: int, *, mpi: bool, timeout_s: float) -> dict[str, Any]:
+def run_world(
+    module: str, spec: Mapping[str, Any], n: int, *, what: str, mpi: bool, timeout_s: float
+) -> dict[str, Any]:
     """Run `python -m module SPEC` on `n` ranks of this host and return the JSON value that rank 0 wrote.
 
-    The module's main guard calls `work`; mpiexec starts the ranks where they need `mpi`. Raises BenchError: a rank
-    failed, or time ran out.
+    The module's main guard calls `work`; mpiexec starts the ranks where they need `mpi`. Stderr says `what` is measured
+    and where it is. Raises BenchError: a rank failed, or time ran out.
     """
     cores = usable_cores()
     with tempfile.TemporaryDirectory(prefix="hocket-bench-") as directory:
         spec_path, result_path = Path(directory) / "spec.json", Path(directory) / "result.json"
         spec_path.write_text(json.dumps({**spec, "n": n, "store": f"{directory}/store", "result": str(result_path)}))
+        at_path = Path(directory) / "at"  # what rank 0 says of where it is
+        at_path.touch()
         command = [sys.executable, "-m", module, str(spec_path)]
         env = {**os.environ, "OMP_NUM_THREADS": str(max(1, cores // n)), "WORLD_SIZE": str(n), "TMPDIR": directory}
         pipe: dict[str, Any] = {"start_new_session": True, "stderr": subprocess.PIPE, "text": True}
@@ -41,7 +47,8 @@ def run_world(module: str, spec: Mapping[str, Any], n: int, *, mpi: bool, timeou
         else:
             ranks = [subprocess.Popen(command, env={**env, "RANK": str(r)}, **pipe) for r in range(n)]
         try:
-            _wait(ranks, time.monotonic() + timeout_s, timeout_s)
+            with _saying(f"measuring {what} on {n} ranks") as say, at_path.open() as at:
+                _wait(ranks, time.monotonic() + timeout_s, timeout_s, lambda: say(at.readline().strip()))
         finally:
             for rank in ranks:
                 with contextlib.suppress(ProcessLookupError):
@@ -51,8 +58,18 @@ def run_world(module: str, spec: Mapping[str, Any], n: int, *, mpi: bool, timeou
         return result
 
 
-def _wait(ranks: list[subprocess.Popen[str]], deadline_s: float, timeout_s: float) -> None:
+@contextlib.contextmanager
+def _saying(title: str) -> Iterator[Callable[[str], None]]:
+    """Say what goes on to a terminal in one line that changes, and else line by line; an empty text says nothing."""
+    console = Console(stderr=True)
+    with console.status(title) as status:
+        change = status.update if console.is_terminal else console.print
+        yield lambda text: change(f"{title}: {text}") if text else None
+
+
+def _wait(ranks: list[subprocess.Popen[str]], deadline_s: float, timeout_s: float, look: Callable[[], object]) -> None:
     while any(rank.poll() is None for rank in ranks):
+        look()
         if any(rank.poll() for rank in ranks):
             break
         if time.monotonic() > deadline_s:

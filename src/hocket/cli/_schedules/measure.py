@@ -16,6 +16,7 @@ from hocket.algorithms import Choices, algorithms
 from hocket.comm import EnginePointToPoint, EngineTransport, PointToPoint, ScheduledTransport, open_streams, reducer
 from hocket.comm.torch_adapter import PrefixStore
 from hocket.schedule import Collective
+from hocket.units import format_bytes
 
 from .._bench.collective import samples_a_turn
 from .._bench.rank import Rank, p90
@@ -37,6 +38,7 @@ def work() -> None:
     rows: list[dict[str, Any]] = []
     for kind in spec["collectives"]:
         for nbytes in spec["sizes"]:
+            rank.say(f"{kind}, {format_bytes(nbytes, 3)}")
             turns = _turns(kind, nbytes, rank, transport, engine, chosen)
             for label, times in _measure(rank, turns, nbytes, spec["rounds"]).items():
                 times.sort()

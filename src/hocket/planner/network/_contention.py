@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hocket.algorithms import Algorithm, ClosedForm
 from hocket.cluster import Cluster
 from hocket.schedule import Collective
-from hocket.simulate import StepGraph, simulate_step
+from hocket.simulate import LoweredCollectives, StepGraph, simulate_step
 
 MOST_RANKS, MOST_MEASURED = 1024, 128
 """Up to so many the routes are looked at: some milliseconds for each shape of a group. Of clusters that say what is
@@ -159,6 +159,7 @@ class Contention:
         groups = np.arange(world).reshape(-1, size, stride).swapaxes(1, 2).reshape(-1, size)
         late, each = self.rates(algorithm, given, collective, stride, (1.0, 1.0), form, beside)
         own, parts = beside if beside and world == len(self._nodes) else (None, (1.0,) * len(groups))
+        known: LoweredCollectives = {}
 
         def played(nbytes: float) -> float:
             graph, ends = StepGraph(world), list[int]()
@@ -166,7 +167,7 @@ class Contention:
                 if part := parts[number // stride]:
                     work = graph.collective(schedule, part * nbytes, ranks=ranks)
                     ends += work.nodes.tolist() if own in (None, number // stride) else []
-            return float(simulate_step(graph, self._cluster).end_s[ends].max())
+            return float(simulate_step(graph, self._cluster, known=known).end_s[ends].max())
 
         latency_s, large_s = played(0.0), played(_LARGE_NBYTES)
         factors = latency_s / late if late else 1.0, large_s / (_LARGE_NBYTES * each) if each else 1.0
@@ -180,10 +181,9 @@ class Contention:
     ) -> StepLoads:
         schedule, size = algorithm(collective, **dict(given)), collective.world
         stages = np.arange(len(self._nodes)).reshape(-1, size, stride).swapaxes(1, 2)
-        vector = schedule.chunks // collective.blocks * collective.vector_blocks
         wire, parts, ends, steps = 0.0, [], [], schedule.steps
         for step in steps:
-            part = (step.stop - step.start) / vector
+            part = (step.stop - step.start) / schedule.vector_chunks
             wire += step.repeat * max(float(np.bincount(end, part).max()) for end in (step.source, step.destination))
             parts.append(np.tile(part, len(stages) * stride))
             ends.append([stages[:, :, end].ravel() for end in (step.source, step.destination)])

@@ -8,13 +8,12 @@ from .._findings import PlanError, PlanFinding
 from ..axes import inner, product
 from ._plan import Plan
 
-# What a plan file says of each part that a timeline can show; see `with_reasons`.
-_PARTS: dict[str, tuple[str, ...]] = {
-    "step": ("step_s",),
-    "computation": ("compute_s", "recompute_s", "optimizer_s", "crowding_s", "overhead_s"),
+PLANNED_PARTS: dict[str, tuple[str, ...]] = {
+    "computation": ("compute_s", "recompute_s", "optimizer_s", "crowding_s", "overhead_s", "interference_s"),
     "exposed communication": ("tensor_s", "messages_s", "gather_s", "gradients_s"),
     "idle": ("bubble_s", "straggle_s"),
 }
+"""What a plan file says (`with_reasons`) of each part of a step that a timeline can show."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def check_run(plan: Plan, timeline: Timeline, *, steps: int = 1) -> PlanCheck:
     measured = {"step": step, "computation": compute, "exposed communication": busy - compute, "idle": step - busy}
     rows = tuple(
         (part, sum(float(plan.predicted.get(name, 0.0)) for name in names), measured[part])
-        for part, names in _PARTS.items()
+        for part, names in {"step": ("step_s",), **PLANNED_PARTS}.items()
     )
     by_name: dict[str, float] = {}
     for span in timeline.spans:

@@ -10,6 +10,8 @@ from ._compression import parse_compression
 from ._order import order_findings
 from ._plan import RULES, Plan
 
+_GROUPS = ("shard_degree", "batch_norm_group")  # fields that say how many data-parallel workers are together
+
 
 def broken_rules(plan: Plan, world_size: int | None, batch: int | None) -> list[PlanFinding]:
     """Return the rules that `plan` breaks in a world of `world_size` ranks with global batches of `batch` samples."""
@@ -45,12 +47,10 @@ def _counts(plan: Plan) -> Iterator[PlanFinding]:
     if plan.data_parallel_degree < 1 and plan.data_parallel_degree != -1:
         rule = f"must be 1 or more, or -1 for the rest of the world, not {plan.data_parallel_degree}"
         yield PlanFinding("data_parallel_degree", rule, "leave it out to get the rest")
-    if plan.shard_degree < 0:
-        rule = f"must be a number of workers, or 0 for all, not {plan.shard_degree}"
-        yield PlanFinding("shard_degree", rule, "leave it out to get all")
-    if plan.batch_norm_group < 0:
-        rule = f"must be a number of workers, or 0 for all, not {plan.batch_norm_group}"
-        yield PlanFinding("batch_norm_group", rule, "leave it out to get all")
+    for name in _GROUPS:
+        if getattr(plan, name) < 0:
+            rule = f"must be a number of workers, or 0 for all, not {getattr(plan, name)}"
+            yield PlanFinding(name, rule, "leave it out to get all")
 
 
 def _pipeline(plan: Plan) -> Iterator[PlanFinding]:
@@ -157,12 +157,10 @@ def _world(plan: Plan, world_size: int) -> Iterator[PlanFinding]:
     if data not in (-1, rest):
         rule = f"{data} data{words and ' x '}{words} is {data * each} workers, and there are {world_size}"
         yield PlanFinding("data_parallel_degree", rule, f"say {rest}, or -1 for the rest of the world")
-    if plan.shard_degree and rest % plan.shard_degree:
-        rule = f"groups of {plan.shard_degree} do not divide {rest} data-parallel workers"
-        yield PlanFinding("shard_degree", rule, f"choose a divisor of {rest}, or 0 for all")
-    if plan.batch_norm_group and rest % plan.batch_norm_group:
-        rule = f"groups of {plan.batch_norm_group} do not divide {rest} data-parallel workers"
-        yield PlanFinding("batch_norm_group", rule, f"choose a divisor of {rest}, or 0 for all")
+    for name in _GROUPS:
+        if (size := getattr(plan, name)) and rest % size:
+            rule = f"groups of {size} do not divide {rest} data-parallel workers"
+            yield PlanFinding(name, rule, f"choose a divisor of {rest}, or 0 for all")
 
 
 def _batch(plan: Plan, world_size: int | None, batch: int) -> Iterator[PlanFinding]:

@@ -112,25 +112,16 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
         wanted = fixed.get(one.field)
         if wanted is None:
             found = [n for n in _divisors(workers) if n == 1 or one.considered(workload, network, n)]
-        elif workers % wanted:
-            near = [n for n in _divisors(workers) if n <= wanted][-1]
-            rule = f"{wanted} does not divide {workers} workers"
-            raise PlanError("no plan keeps this:", [PlanFinding(one.field, rule, f"use a divisor, as {near}")])
         else:
+            _must_divide(one.field, wanted, workers)
             found = [wanted]
         degrees[one.name] = tuple(found)
-    if workers % (data := max(1, fixed.get("data_parallel_degree", 1))):
-        near = [n for n in _divisors(workers) if n <= data][-1]
-        rule = f"{data} does not divide {workers} workers"
-        raise PlanError("no plan keeps this:", [PlanFinding("data_parallel_degree", rule, f"use a divisor, as {near}")])
+    _must_divide("data_parallel_degree", max(1, fixed.get("data_parallel_degree", 1)), workers)
     shards = (fixed["shard"],) if "shard" in fixed else ("parameters",) if fixed.get("shard_degree") else SHARDS
     among = Plan(**{**fixed, "shard": shards[-1]})
     if wrong := [one for one in among.findings() if one.field == "shard_degree"]:
         raise PlanError("no plan keeps this:", wrong)
-    if among.shard_degree and workers % among.shard_degree:
-        near = [n for n in _divisors(workers) if n <= among.shard_degree][-1]
-        rule = f"{among.shard_degree} does not divide {workers} workers"
-        raise PlanError("no plan keeps this:", [PlanFinding("shard_degree", rule, f"use a divisor, as {near}")])
+    _must_divide("shard_degree", among.shard_degree or 1, workers)
     core = any(one.again for layer in workload.layers for one in layer.operations)
     recomputations: list[tuple[bool, str]] = [(False, "layers"), (True, "layers")]
     if core:
@@ -142,6 +133,13 @@ def grid_of(workload: Workload, network: Network, workers: int, batch: int, fixe
     apart = core  # layers of which shared operations are known; a captured layer is divided as a whole
     sequence = (fixed["sequence_parallel"],) if "sequence_parallel" in fixed else ((True,) if apart else (False,))
     return Grid(workers, batch, fixed, degrees, shards, tuple(recomputations), sequence, network.local)
+
+
+def _must_divide(field: str, degree: int, workers: int) -> None:
+    if workers % degree:
+        near = [n for n in _divisors(workers) if n <= degree][-1]
+        rule = f"{degree} does not divide {workers} workers"
+        raise PlanError("no plan keeps this:", [PlanFinding(field, rule, f"use a divisor, as {near}")])
 
 
 def layouts(grid: Grid, layers: int) -> Iterator[Layout]:

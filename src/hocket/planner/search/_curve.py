@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -162,19 +163,20 @@ def _changed(
     if name == "as it is":
         return workload, network, constants
     if name == "sharp":
-        return (
-            workload,
-            dataclasses.replace(network, reduces=_STREAMING),
-            dataclasses.replace(constants, in_network=True),
-        )
+        reducing = dataclasses.replace(constants, in_network=True)
+        return workload, dataclasses.replace(network, reduces=_STREAMING), reducing
     if name == "double-network":
         return workload, _doubled(network), constants
     if name == "bigraph":
         return workload, dataclasses.replace(network, host_Bps=network.local * network.rank_Bps, routed=None), constants
     if name == "fp16":
         return _halved(workload, network), network, constants
-    rule = f"there is no what-if {name!r}"
-    raise PlanError("nothing to predict:", [PlanFinding("what-if", rule, f"there are {', '.join(WHAT_IFS)}")])
+    raise _unknown(name)
+
+
+def _unknown(what_if: str) -> PlanError:
+    finding = PlanFinding("what-if", f"there is no what-if {what_if!r}", f"there are {', '.join(WHAT_IFS)}")
+    return PlanError("nothing to predict:", [finding])
 
 
 def _doubled(network: Network) -> Network:
@@ -197,50 +199,43 @@ def _halved(workload: Workload, network: Network) -> Workload:
     return dataclasses.replace(workload, layers=layers, finer=finer, precision="bfloat16")
 
 
+_PASSING = ("peak_bytes", "peak_fixed_bytes")
+
+
 def _halved_layers(whole: Sequence[Layer], faster: bool) -> tuple[Layer, ...]:
+    def halved(one: Any, *names: str) -> dict[str, Any]:
+        """Return what halves of a layer or a share of one; its optimizer has the parameters in full precision, too."""
+        state = {"optimizer_bytes": one.optimizer_bytes + one.parameter_bytes}
+        names = ("parameter_bytes", "gradient_bytes", *names, *_PASSING)
+        return _half_of(one, *names) | state | {"operations": _halves(one.operations, faster)}
+
     layers = []
     for layer in whole:
         shares = tuple(
             dataclasses.replace(
                 share,
-                parameter_bytes=share.parameter_bytes / 2,
-                gradient_bytes=share.gradient_bytes / 2,
-                optimizer_bytes=share.optimizer_bytes + share.parameter_bytes,
-                operations=_halves(share.operations, faster),
-                peak_bytes=share.peak_bytes / 2,
-                peak_fixed_bytes=share.peak_fixed_bytes / 2,
+                **halved(share),
                 exchanges=tuple(dataclasses.replace(one, nbytes=one.nbytes / 2) for one in share.exchanges),
             )
             for share in layer.shares
         )
-        layers.append(
-            dataclasses.replace(
-                layer,
-                parameter_bytes=layer.parameter_bytes // 2,
-                gradient_bytes=layer.gradient_bytes // 2,
-                optimizer_bytes=layer.optimizer_bytes + layer.parameter_bytes,
-                output_bytes=layer.output_bytes / 2,
-                reduced_bytes=layer.reduced_bytes / 2,
-                operations=_halves(layer.operations, faster),
-                peak_bytes=layer.peak_bytes / 2,
-                peak_fixed_bytes=layer.peak_fixed_bytes / 2,
-                shares=shares,
-            )
-        )
+        layers.append(dataclasses.replace(layer, **halved(layer, "output_bytes", "reduced_bytes"), shares=shares))
     return tuple(layers)
+
+
+def _half_of(one: Any, *names: str) -> dict[str, Any]:
+    values = {name: getattr(one, name) for name in names}
+    return {name: value // 2 if isinstance(value, int) else value / 2 for name, value in values.items()}
 
 
 def _halves(operations: tuple[Operation, ...], faster: bool) -> tuple[Operation, ...]:
     """Return the operations in 16 bits; what is put into another order for matrix units is so where they are faster."""
     changed = ("float32", "tf32", "3xtf32")
+    names = ("moved_bytes", "saved_bytes", "weight_bytes", "fixed_bytes", "saved_fixed_bytes")
     return tuple(
         dataclasses.replace(
             one,
-            moved_bytes=one.moved_bytes / 2,
-            saved_bytes=one.saved_bytes / 2,
-            weight_bytes=one.weight_bytes / 2,
-            fixed_bytes=one.fixed_bytes / 2,
-            saved_fixed_bytes=one.saved_fixed_bytes / 2,
+            **_half_of(one, *names),
             number_format="bfloat16" if one.number_format in changed and (one.flops or faster) else one.number_format,
             performed_flops=0.0,
         )
@@ -271,8 +266,7 @@ def curve_of_fit(name: str, fit: ScalingFit, network: Network, workers: Sequence
         "sharp": lambda one: dataclasses.replace(one, between_s=one.between_s / 2 / _STREAMING),
     }
     if what_if not in changes:
-        rule = f"there is no what-if {what_if!r}"
-        raise PlanError("nothing to predict:", [PlanFinding("what-if", rule, f"there are {', '.join(WHAT_IFS)}")])
+        raise _unknown(what_if)
     changed = changes[what_if](fit)
     points = []
     for count in sorted(set(workers)):

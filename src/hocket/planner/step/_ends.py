@@ -56,8 +56,11 @@ def ends(
             continue
         # Where none is followed, the ranks before still have a micro-batch to do.
         end = begins[rank] if begins else -sum(float(back[layers].sum()) for layers in own_of[:rank]) / v
-        reducing, gather, cost = _reduced(plan, profile, own_of, rank, begins)
-        found.append((end + reducing, gather, profile.update_s(plan, own) * crowd, cost, 0.0))
+        reducing, gathering, cost = _reduced(plan, profile, own_of, rank, begins)
+        over, update = end + reducing, profile.update_s(plan, own) * crowd
+        if over + update > most_s:  # without gathers, which may take simulations
+            return None
+        found.append((over, gathering(), update, cost, 0.0))
         if sum(found[-1][:3]) > most_s:
             return None
     over, gather, update, cost, hidden = max(found, key=lambda one: sum(one[:3]))
@@ -71,7 +74,7 @@ _ALL_RANKS = 8  # of a pipeline; of more the few are looked at that may end last
 
 def _reduced(
     plan: Plan, profile: Profile, own_of: Sequence[np.ndarray], rank: int, begins: Sequence[float] | None
-) -> tuple[float, float, Cost]:
+) -> tuple[float, Callable[[], float], Cost]:
     """Return what a rank of a pipeline takes to reduce its gradients and to gather parameters, and one whole reduction.
 
     Its buckets are reduced one after the other when its last pass is over and its last message has left: the Trainer
@@ -80,7 +83,7 @@ def _reduced(
     """
     copies, stride = replicas(plan)
     if copies == 1:
-        return 0.0, 0.0, NOTHING
+        return 0.0, float, NOTHING
     constants, held, own = profile.constants, profile.held(plan), own_of[rank]
     kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
     cost = functools.partial(profile.network.collective, size=copies, stride=stride, constants=constants)
@@ -99,9 +102,12 @@ def _reduced(
     nbytes = float(held.gradient_bytes[own].sum())
     whole = cost(kind, nbytes)
     count = bucket_count(nbytes, plan, constants)
-    gather = 0.0
-    if plan.shard in ("optimizer", "gradients"):
-        gather = seconds("all_gather", float(held.parameter_bytes[own].sum()), held.parameter_bytes)
+
+    def gather() -> float:
+        if plan.shard not in ("optimizer", "gradients"):
+            return 0.0
+        return seconds("all_gather", float(held.parameter_bytes[own].sum()), held.parameter_bytes)
+
     return count * seconds(kind, nbytes / count, held.gradient_bytes), gather, whole
 
 
@@ -221,10 +227,15 @@ def _exchange(
         return exposed, gather, whole, max(0.0, spent - gather - exposed)
     whole = cost(kind, float(gradients.sum()))
     exposed = whole.seconds
-    if constants.overlap:
-        bucket, link = BucketSizes.choose(float(gradients.sum()), plan.bucket_bytes).most, Stream()
+    if constants.overlap:  # buckets fill from the last layer on, while back-propagation goes on
+        rank, link = Stream(), Stream()
         backward = (times.backward + times.again + times.tensor_backward)[layers]
-        _reduce_buckets(link, gradients, backward, bucket, lambda nbytes: cost(kind, nbytes).seconds)
+        most = BucketSizes.choose(float(gradients.sum()), plan.bucket_bytes).most
+        for first, end, count, nbytes in buckets(gradients, most):
+            for seconds in backward[first:end][::-1].tolist():
+                rank.add(seconds)
+            if nbytes:
+                link.add(count * cost(kind, nbytes / count).seconds, rank.free_s)
         exposed = max(0.0, link.free_s - float(backward.sum()))
     hidden = max(0.0, whole.seconds - exposed)
     # What is sharded cannot be added up at home, but for the gradients of a pipeline's micro-batches.
@@ -277,21 +288,12 @@ def _meanwhile(
     return max(0.0, fetched), max(0.0, link.free_s - rank.free_s, between.free_s - rank.free_s)
 
 
-def _reduce_buckets(
-    link: Stream,
-    gradients: np.ndarray,
-    backward: np.ndarray,
-    bucket: float,
-    seconds: Callable[[float], float],
-) -> None:
-    """Let a link reduce gradients while back-propagation goes on; buckets fill from the last layer on."""
-    rank, held = Stream(), 0.0
-    for nbytes, compute in zip(gradients[::-1].tolist(), backward[::-1].tolist(), strict=True):
-        rank.add(compute)
-        held += nbytes
-        if held >= bucket:
-            count = max(1, round(held / bucket))
-            link.add(count * seconds(held / count), rank.free_s)
-            held = 0.0
-    if held:
-        link.add(seconds(held), rank.free_s)
+def buckets(sizes: np.ndarray, limit: float) -> list[tuple[int, int, int, float]]:
+    """Layers of each bucket, from the last one on: first, end, collectives, bytes; every layer is in one."""
+    found, held, end = [], 0.0, len(sizes)
+    for index in range(len(sizes) - 1, -1, -1):
+        held += float(sizes[index])
+        if held >= limit or index == 0:
+            found.append((index, end, max(1, round(held / limit)), held))
+            held, end = 0.0, index
+    return found

@@ -15,7 +15,7 @@ from hocket.workload import Workload
 from ..axes import copy_group, replicas, shard_group, sharing
 from ..network import Constants, Cost, network_of
 from ..plan import BucketSizes, Plan, plan_order
-from ._ends import bucket_count, fetched
+from ._ends import bucket_count, buckets, fetched
 from ._memory import memory_of
 from ._profile import LayerTimes, Profile, in_precision
 from ._stages import layers_by_rank
@@ -293,7 +293,7 @@ class _GraphOfStep:
         sizes = self.profile.held(self.plan).gradient_bytes[base : self.edges[stage + 1]]
         kind = "all_reduce" if self.plan.shard == "none" else "reduce_scatter"
         late: list[float] = []
-        for first, end, count, nbytes in _buckets(sizes, self.limits[rank]):
+        for first, end, count, nbytes in buckets(sizes, self.limits[rank]):
             spent = float(seconds[base + first : base + end].sum())
             last = self.graph.compute(where, spent, name="backward", after=after)
             if not self.profile.constants.overlap:
@@ -348,14 +348,3 @@ class _GraphOfStep:
                 name, stream = "gradients of copies", "copies"
                 self.reductions[rank] += self._collective(rank, "all_reduce", part, name, found, stream)
         return found
-
-
-def _buckets(sizes: NDArray[np.float64], limit: float) -> list[tuple[int, int, int, float]]:
-    """Layers of each bucket, from the last one on: first, end, collectives, bytes; every layer is in one."""
-    found, held, end = [], 0.0, len(sizes)
-    for index in range(len(sizes) - 1, -1, -1):
-        held += float(sizes[index])
-        if held >= limit or index == 0:
-            found.append((index, end, max(1, round(held / limit)), held))
-            held, end = 0.0, index
-    return found

@@ -47,11 +47,6 @@ def stage_cuts(
     return list(_balanced_cuts(tuple(costs), stages))
 
 
-@functools.lru_cache(maxsize=256)
-def _balanced_cuts(costs: tuple[float, ...], parts: int) -> list[int]:
-    return balanced_cuts(costs, parts)
-
-
 @functools.lru_cache(maxsize=256)  # fitting constants asks for the same cuts again and again
 def _balanced(
     costs: tuple[float, ...], stages: int, crossing: tuple[int, ...], holds: tuple[bool, ...], link: Link, passes: int
@@ -99,6 +94,9 @@ def balanced_cuts(costs: Sequence[float], parts: int) -> list[int]:
         rest -= held
         start = end
     return cuts
+
+
+_balanced_cuts = functools.lru_cache(maxsize=256)(balanced_cuts)
 
 
 def _needed(costs: Sequence[float], bound: float) -> int:
