@@ -81,7 +81,8 @@ def test_another_batch_on_each_rank_is_refused(name: str) -> None:
         *alike, step, predicted, called, loaded, evaluated = rank
         assert alike == ["", ""]
         assert step.startswith("trainer.step was given something else on rank 1 than on rank 0")
-        assert "batch[1] is float32 [4, 4]" in step and "loop over trainer.batches(loader)" in step
-        assert predicted.startswith("trainer.predict was given something else") and "batch[0] is" in predicted
+        assert "batch[1] is float32 [4, 4]" in step
+        assert "loop over trainer.batches(loader)" in step
+        assert predicted.startswith("trainer.predict was given something else on rank 1 than on rank 0")
         assert called.startswith("the model")
         assert [one.startswith(("trainer.step", "trainer.evaluate")) for one in (loaded, evaluated)] == [shared] * 2

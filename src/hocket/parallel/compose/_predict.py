@@ -160,7 +160,7 @@ def _staged(composition: Composition, pipeline: Pipeline, names: Sequence[str], 
     model = composition.model
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        check_together()
+        check_together(model)
         derived = model.training or any(one.requires_grad for one in tensors_in([args, kwargs]))
         if torch.is_grad_enabled() and derived:
             raise RuntimeError("a model in a pipeline is trained by trainer.step; call it under torch.no_grad()")

@@ -87,15 +87,32 @@ class SameBatch:
             )
 
 
-def compare_calls(model: torch.nn.Module, world: World, when: Callable[[], bool]) -> None:
-    """Have ranks that compute a model together compare with what the program calls it, where it does so itself."""
-    same = SameBatch(world, "the model")
+class SameCalls:
+    """A hook by which ranks that compute a model together compare with what the program calls it.
 
-    def compare(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.compiler.is_compiling() and when():
-            same.compare([*args, kwargs] if kwargs else args)
+    Args:
+        world: those ranks.
+        when: whether it is the program that calls it.
+    """
 
-    model.register_forward_pre_hook(compare, prepend=True, with_kwargs=True)
+    def __init__(self, world: World, when: Callable[[], bool]) -> None:
+        self._same, self._when = SameBatch(world, "the model"), when
+
+    def __call__(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compare."""
+        if not torch.compiler.is_compiling() and self._when():
+            self._same.compare([*args, kwargs] if kwargs else args)
+
+    def __reduce__(self) -> Any:  # of a model that is saved whole
+        return _hook_of_none, ()
+
+
+def _hook_of_none() -> Any:
+    return _compare_nothing
+
+
+def _compare_nothing(*_: Any) -> None:
+    """Stand in the place of a hook that was saved with its model."""
 
 
 def _entries(value: Any, name: str) -> Iterator[_Entry]:

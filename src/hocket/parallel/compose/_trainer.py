@@ -54,10 +54,10 @@ from ._outside import (
     refuse_other_steps,
     refuse_tracing,
 )
-from ._passes import loss_of_model
+from ._passes import loss_of_model, shared
 from ._predict import Predictor, is_loader, joined
 from ._preemption import Preemption
-from ._same_batch import SameBatch, compare_calls
+from ._same_batch import SameBatch, SameCalls
 from ._step_errors import StepErrors
 from ._step_log import StepLog
 
@@ -198,7 +198,11 @@ class Trainer:
             refuse_tracing(model)
         for axis in inner():
             if self._mesh[axis.name].size > 1:
-                compare_calls(model, self._mesh[axis.name], lambda: not self._errors.inside)
+                calls = SameCalls(self._mesh[axis.name], lambda: not self._errors.inside)
+                model.register_forward_pre_hook(calls, prepend=True, with_kwargs=True)
+        if world.size > 1:
+            how = "divided among ranks" if divided or self._mesh["spatial"].size > 1 else ""
+            shared(model, "in a pipeline" if self._mesh["pipeline"].size > 1 else how)
         return divided
 
     # --- training ---------------------------------------------------------------------------------------------------
@@ -316,6 +320,7 @@ class Trainer:
         composition, training = self._composition, self.model.training
         composition.buffers.send()
         tally = LossTally(self._loss_form if metric is None else LossForm("mean"))
+        measure = composition.guarded(metric or self._loss_fn)
         self.model.eval()
         try:
             with self._errors.told("evaluation"), put_back():
@@ -323,11 +328,11 @@ class Trainer:
                     (part,) = self._splitter.parts(batch, 1)
                     self._same["evaluate"].compare(batch, lambda: self._mesh["data"].rank)
                     if metric is None:
-                        for found in composition.passes.measured(part, self._loss_fn):
+                        for found in composition.passes.measured(part, measure):
                             if part.samples and composition.passes.answers:
                                 tally.add(found)
                         continue
-                    value = composition.passes.value(part, metric)
+                    value = composition.passes.value(part, measure)
                     if part.samples and value is not None and composition.passes.answers:
                         tally.sums[:2] += torch.tensor([float(value) * part.samples, part.samples], dtype=torch.float64)
                 tally.sums = tally.sums.to(self._mesh.whole.device)
