@@ -40,7 +40,7 @@ def test_it_is_right_where_parameters_are_whole_and_refused_where_they_are_divid
         for losses in rank[: len(WHOLE)]:
             assert losses == pytest.approx(expected, rel=1e-11)
         for said in rank[len(WHOLE) :]:
-            assert "the loss function computes with the model's parameter '0.weight'" in said
+            assert "the loss function, or a metric, computes with the model's parameter '0.weight'" in said
 
 
 def test_a_tensor_that_has_the_identity_of_a_parameter_that_is_gone_is_none() -> None:

@@ -70,6 +70,9 @@ def with_one_batch_and_with_two(name: str) -> list[str]:
     trainer, other_trainer = trained(name), trained(name)
     found.append(said(lambda: [trainer.step(batch) for batch in trainer.batches(loader)]))
     found.append(said(lambda: other_trainer.evaluate(loader)))
+    trainer, loader = trained(name), DataLoader(list(zip(x, y, strict=True)), batch_size=4)
+    for u, v in trainer.batches(loader):
+        found.append(said(lambda u=u, v=v: trainer.step((torch.cat([u, -u]), torch.cat([v, v])))))  # type: ignore[misc]
     return found
 
 
@@ -78,7 +81,8 @@ def test_another_batch_on_each_rank_is_refused(name: str) -> None:
     """The loss was that of a part of each, and predictions were made of two batches, or of rank 0's."""
     shared = name in ("tensor", "pipeline")  # of data parallelism each rank loads its own part
     for rank in run_ranks(with_one_batch_and_with_two, 2, name, timeout_s=100):
-        *alike, step, predicted, called, loaded, evaluated = rank
+        *alike, step, predicted, called, loaded, evaluated, doubled = rank
+        assert (doubled == "") is shared
         assert alike == ["", ""]
         assert step.startswith("trainer.step was given something else on rank 1 than on rank 0")
         assert "batch[1] is float32 [4, 4]" in step

@@ -83,7 +83,8 @@ class SameBatch:
                 f"{self._what} was given something else on rank {rank} than on rank {first}, which both are to compute "
                 f"with: {found}. Every rank must be given the same: all of a batch, and not a part of its own, and "
                 "random data with one seed on all ranks (torch.manual_seed(0)). To have batches shared out, loop over "
-                "trainer.batches(loader)"
+                "trainer.batches(loader); what makes other samples of these (two parts joined, copies beside them) "
+                "belongs into the data set or its collate_fn"
             )
 
 
