@@ -171,9 +171,9 @@ class _WithoutParts(TorchFunctionMode):
                 continue
             if isinstance(one, torch.nn.Parameter):  # else a tensor has the identity of one that is gone
                 raise RuntimeError(
-                    f"the loss function, or a metric, computes with the model's parameter {name!r}, of which a rank has a "
-                    "part or nothing by this plan: have the model's forward return what is needed of it (a norm, say), "
-                    "use the optimizer's weight_decay, or take data parallelism (shard = 'gradients' at most)"
+                    f"the loss function, or a metric, computes with the model's parameter {name!r}, of which a rank "
+                    "has a part or nothing by this plan: have the model's forward return what is needed of it (a norm, "
+                    "say), use the optimizer's weight_decay, or take data parallelism (shard = 'gradients' at most)"
                 )
         return func(*args, **(kwargs or {}))
 

@@ -100,10 +100,10 @@ class Leftovers(TorchFunctionMode):
         self._before = {(id(place.holder), place.key): place.read() for _, place in self._used()}
         for handle in register_module_forward_pre_hook(self._begin), register_module_forward_hook(self._end):
             self._after.callback(handle.remove)
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *exc: Any) -> None:
-        super().__exit__(*exc)
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]
         self._after.close()
         for name, place in self._used():
             key = id(place.holder), place.key
@@ -199,8 +199,8 @@ def _held(value: Any) -> Iterator[tuple[str, _Place]]:
             if key in value.__globals__:
                 yield key, _Place(value.__globals__, key)
     elif isinstance(value, dict | list | deque) and len(value) <= _FEW:
-        for key in value if isinstance(value, dict) else range(len(value)):
-            yield f"[{key!r}]", _Place(value, key)
+        for at in value if isinstance(value, dict) else range(len(value)):
+            yield f"[{at!r}]", _Place(value, at)
     elif hasattr(value, "__dict__") and not isinstance(value, _OTHERS):
         for key in list(vars(value)):
             yield f".{key}", _Place(vars(value), key)
