@@ -26,7 +26,7 @@ _OPERATORS: Final = (
 )
 
 
-class _Place(NamedTuple):
+class _NumberPlace(NamedTuple):
     """Where a number is."""
 
     holder: Any
@@ -47,7 +47,7 @@ class _Place(NamedTuple):
             self.holder[self.key] = value
 
 
-class _Elsewhere:
+class _NumberElsewhere:
     """Stands for a number that another rank has: what is computed with it is refused."""
 
     def __init__(self, name: str) -> None:
@@ -63,7 +63,7 @@ class _Elsewhere:
 
 
 for _name in _OPERATORS.split():
-    setattr(_Elsewhere, f"__{_name}__", _Elsewhere.refuse)
+    setattr(_NumberElsewhere, f"__{_name}__", _NumberElsewhere.refuse)
 
 
 def of_another_rank(what: str) -> str:
@@ -92,8 +92,8 @@ class Leftovers(TorchFunctionMode):
         self._model, self._loss_fn = model, loss_fn
         self._before: dict[tuple[int, Any], Any] = {}
         self._within: list[tuple[torch.nn.Module, dict[str, Any]]] = []
-        self._written: dict[tuple[int, Any], tuple[str, _Place]] = {}  # by what is written to while it is on
-        self._left: list[tuple[str, _Place, Any]] | None = None  # with what was there when the model had been cut
+        self._written: dict[tuple[int, Any], tuple[str, _NumberPlace]] = {}  # by what is written to while it is on
+        self._left: list[tuple[str, _NumberPlace, Any]] | None = None  # with what was there when the model had been cut
         self._after = ExitStack()
 
     def __enter__(self) -> Any:
@@ -129,7 +129,7 @@ class Leftovers(TorchFunctionMode):
     @contextmanager
     def numbers_apart(self) -> Iterator[None]:
         """Open a block in which what computes with such a number is refused, if no stage of this rank has kept one."""
-        put = [(place, left, _Elsewhere(name)) for name, place, left in self._left or () if place.read() is left]
+        put = [(place, left, _NumberElsewhere(name)) for name, place, left in self._left or () if place.read() is left]
         for place, _, stand_in in put:
             place.write(stand_in)
         try:
@@ -148,10 +148,10 @@ class Leftovers(TorchFunctionMode):
             other, before = self._within.pop()
         for key, value in vars(module).items():
             if _is_number(value) and before.get(key) is not value:
-                place = _Place(vars(module), key)
+                place = _NumberPlace(vars(module), key)
                 self._written[id(place.holder), key] = f"attribute {key!r} of {type(module).__name__}", place
 
-    def _used(self) -> Iterator[tuple[str, _Place]]:
+    def _used(self) -> Iterator[tuple[str, _NumberPlace]]:
         """Return the places of numbers that the program's functions can be seen to use."""
         hooks = [
             hook
@@ -164,7 +164,7 @@ class Leftovers(TorchFunctionMode):
             yield from _numbers(function, "", _DEPTH, seen)
 
 
-def _numbers(value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, _Place]]:
+def _numbers(value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, _NumberPlace]]:
     """Return the places of numbers in what a value holds, or a function can be seen to use, with a name for each."""
     if id(value) in seen or not depth or len(seen) > _MOST:
         return
@@ -188,22 +188,22 @@ def _parts(value: Any) -> Sequence[Any]:
     return [value.__wrapped__] if isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__") else []
 
 
-def _held(value: Any) -> Iterator[tuple[str, _Place]]:
+def _held(value: Any) -> Iterator[tuple[str, _NumberPlace]]:
     if isinstance(value, types.FunctionType):
         if str(value.__module__).startswith(("torch.", "hocket.")):
             return
         for key, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             if cell != types.CellType():
-                yield key, _Place(cell, key)
+                yield key, _NumberPlace(cell, key)
         for key in value.__code__.co_names:
             if key in value.__globals__:
-                yield key, _Place(value.__globals__, key)
+                yield key, _NumberPlace(value.__globals__, key)
     elif isinstance(value, dict | list | deque) and len(value) <= _FEW:
         for at in value if isinstance(value, dict) else range(len(value)):
-            yield f"[{at!r}]", _Place(value, at)
+            yield f"[{at!r}]", _NumberPlace(value, at)
     elif hasattr(value, "__dict__") and not isinstance(value, _OTHERS):
         for key in list(vars(value)):
-            yield f".{key}", _Place(vars(value), key)
+            yield f".{key}", _NumberPlace(vars(value), key)
 
 
 def _is_number(value: Any) -> bool:

@@ -18,7 +18,7 @@ _TOLERANCE: Final = 1e-5  # of the largest: hosts of different processors round 
 _BEGIN: Final = 3  # elements that an error has
 
 
-class _Entry(NamedTuple):
+class _BatchEntry(NamedTuple):
     """Of a batch."""
 
     name: str
@@ -26,7 +26,7 @@ class _Entry(NamedTuple):
     elements: np.ndarray[Any, Any]
     tolerance: float
 
-    def alike(self, other: _Entry) -> bool:
+    def alike(self, other: _BatchEntry) -> bool:
         if self[:2] != other[:2]:
             return False
         allowed = self.tolerance * float(np.abs(np.nan_to_num(self.elements)).max(initial=0.0))
@@ -73,7 +73,7 @@ class SameBatch:
         for rank, (at, _) in enumerate(marks):
             self._check(everyone[first[at]], everyone[rank], first[at], rank)
 
-    def _check(self, here: list[_Entry], there: list[_Entry], first: int, rank: int) -> None:
+    def _check(self, here: list[_BatchEntry], there: list[_BatchEntry], first: int, rank: int) -> None:
         pairs = zip(here, there, strict=False)
         found = next((f"{one.name} is {other} ..., not {one} ..." for one, other in pairs if not one.alike(other)), "")
         if not found and len(here) != len(there):
@@ -116,7 +116,7 @@ def _compare_nothing(*_: Any) -> None:
     """Stand in the place of a hook that was saved with its model."""
 
 
-def _entries(value: Any, name: str) -> Iterator[_Entry]:
+def _entries(value: Any, name: str) -> Iterator[_BatchEntry]:
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         value = torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, torch.Tensor):
@@ -125,7 +125,7 @@ def _entries(value: Any, name: str) -> Iterator[_Entry]:
         flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
         rounded = max(_TOLERANCE, 8 * torch.finfo(flat.dtype).eps) if flat.is_floating_point() else 0.0
         about = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-        yield _Entry(name, about, flat.to("cpu", torch.float64).numpy(), rounded)
+        yield _BatchEntry(name, about, flat.to("cpu", torch.float64).numpy(), rounded)
     elif isinstance(value, Mapping):
         for key in value:
             yield from _entries(value[key], f"{name}[{key!r}]")
@@ -137,4 +137,4 @@ def _entries(value: Any, name: str) -> Iterator[_Entry]:
             yield from _entries(one, f"{name}.{field}")
     else:
         plain = isinstance(value, str | bytes | int | float | None)
-        yield _Entry(name, repr(value)[:60] if plain else type(value).__name__, np.empty(0), 0.0)
+        yield _BatchEntry(name, repr(value)[:60] if plain else type(value).__name__, np.empty(0), 0.0)
