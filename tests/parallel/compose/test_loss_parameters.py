@@ -40,7 +40,7 @@ def test_it_is_right_where_parameters_are_whole_and_refused_where_they_are_divid
         for losses in rank[: len(WHOLE)]:
             assert losses == pytest.approx(expected, rel=1e-11)
         for said in rank[len(WHOLE) :]:
-            assert "the loss function computes with the model's parameter '0.weight'" in said
+            assert "the loss function, or a metric, computes with the model's parameter '0.weight'" in said
 
 
 def test_a_tensor_that_has_the_identity_of_a_parameter_that_is_gone_is_none() -> None:
@@ -76,22 +76,98 @@ def test_what_a_hook_has_kept_of_another_rank_s_layer_is_no_part_of_a_loss() -> 
         assert "a tensor (of shape [1, 6]) that the model's code kept when the model was cut into stages" in said
 
 
-def judged(plan: Plan) -> str:
-    """Return the error of a step whose loss calls a model that another Trainer has put into a pipeline."""
+class Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.open = nn.Linear(6, 6), 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.open = x.detach().square().mean().item()
+        return self.inner(x)
+
+
+def with_numbers(plan: Plan, layer: int, how: str) -> list[float] | str:
+    """Return losses, or means of a metric, with a number that a layer's hook or its forward has kept, or the error."""
+    torch.manual_seed(0)
+    model, kept = nn.Sequential(*(Gate() for _ in range(4))).double(), {"here": 0.0}
+    model[layer].register_forward_hook(lambda _, __, output: kept.update(here=output.square().mean().item()))
+    x, y = torch.randn(4, 6).double(), torch.randn(4, 6).double()
+
+    def scaled(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        number = model[layer].open if how == "attribute" else kept["here"]
+        return nn.functional.mse_loss(output, target) * number
+
+    plain = nn.functional.mse_loss
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = hocket.Trainer(model, plain if how == "metric" else scaled, optimizer, plan, sample=x[:2])
+    try:
+        return [
+            trainer.evaluate([(x, y)], scaled) if how == "metric" else float(trainer.step((x, y))) for _ in range(2)
+        ]
+    except StageError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("how", ["attribute", "hook", "metric"])
+def test_a_number_that_another_rank_s_layer_has_kept_is_no_part_of_a_loss_or_metric(how: str) -> None:
+    """The loss was computed with the number that the sample had given, or with that of before."""
+    plan = Plan(pipeline_parallel_degree=2, micro_batches=1, split=("2",))
+    for found in run_ranks(with_numbers, 2, plan, 3, how, timeout_s=110):
+        assert found == pytest.approx(with_numbers(Plan(), 3, how), rel=1e-11)
+    for said in run_ranks(with_numbers, 2, plan, 0, how, timeout_s=110):
+        name = "attribute 'open' of Gate" if how == "attribute" else "kept['here']"
+        assert f"a number ({name}) that the model's code kept when the model was cut into stages" in said
+
+
+def judged(plan: Plan) -> str | list[float]:
+    """Return the error of a step whose loss calls a model that another Trainer trains, or losses where it is frozen."""
+    torch.manual_seed(0)
     x = torch.randn(4, 6).double()
     models = [nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).double() for _ in range(2)]
     optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
-    hocket.Trainer(models[1], nn.functional.mse_loss, optimizers[1], plan, sample=x)
+    judge = hocket.Trainer(models[1], nn.functional.mse_loss, optimizers[1], plan, sample=x)
 
     def loss_fn(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         return models[1](output).square().mean()
 
-    trainer = hocket.Trainer(models[0], loss_fn, optimizers[0], plan, sample=x)
+    trainer = hocket.Trainer(models[0], loss_fn, optimizers[0], Plan(pipeline_parallel_degree=2), sample=x)
+    if plan == Plan():
+        models[1].requires_grad_(False)
+        losses = [float(trainer.step((x, x)))]
+        models[1].requires_grad_(True)
+        losses += [float(judge.step((x, x)))]
+        models[1].requires_grad_(False)
+        losses += [float(trainer.step((x, x)))]
+        models[1].requires_grad_(True)
     with pytest.raises(StageError) as caught:
         trainer.step((x, x))
-    return str(caught.value)
+    return losses if plan == Plan() and "model.requires_grad_(False)" in str(caught.value) else str(caught.value)
 
 
-def test_a_loss_that_calls_another_model_in_a_pipeline_is_refused_at_once() -> None:
+def test_a_loss_that_calls_another_model_that_is_divided_is_refused_at_once() -> None:
     for said in run_ranks(judged, 2, Plan(pipeline_parallel_degree=2), timeout_s=60):
         assert "a loss or metric calls a model that is in a pipeline" in said
+    for plan in (Plan(tensor_parallel_degree=2), Plan(shard="parameters")):
+        for said in run_ranks(judged, 2, plan, timeout_s=60):
+            assert "a loss or metric calls a model that is divided among ranks" in said
+
+
+def one_process() -> list[float]:
+    torch.manual_seed(0)
+    x = torch.randn(4, 6).double()
+    models = [nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).double() for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
+    found = []
+    for i in (0, 1, 0):
+        optimizers[i].zero_grad()
+        loss = models[1](models[0](x)).square().mean() if i == 0 else (models[1](x) - x).square().mean()
+        loss.backward()
+        optimizers[i].step()
+        found.append(float(loss))
+    return found
+
+
+def test_a_loss_of_a_pipeline_that_calls_a_model_of_another_trainer_needs_it_frozen() -> None:
+    """Its gradients were averaged with ranks that computed none: all hung until the time-out."""
+    for losses in run_ranks(judged, 2, Plan(), timeout_s=60):
+        assert losses == pytest.approx(one_process(), rel=1e-11)

@@ -49,7 +49,7 @@ from ._composition import Composition
 from ._distribute import take_own_gpu
 from ._divide import CARRIED, Draft, divide_embeddings, sample_inputs
 from ._garbage import old_objects_set_aside
-from ._leftovers import Leftovers
+from ._leftovers import Leftovers, of_another_rank
 from ._passes import LossFn, Passes, StagedPasses, WholePasses
 from ._precision import cast_module, in_precision
 from ._recompute import recompute
@@ -93,7 +93,7 @@ def compose(
     originals = {id(p): name for name, p in parameters.items()}
     del parameters  # sharded, they would be kept whole
     draft = Draft(model, optimizer, plan, mesh, inputs)
-    leftovers = Leftovers()
+    leftovers = Leftovers(model, loss_fn)
     with old_objects_set_aside(), leftovers if mesh["pipeline"].size > 1 else nullcontext():
         with nullcontext() if deferred is None else deferred.streaming():
             for name, carry_out in CARRIED.items():
@@ -110,7 +110,9 @@ def compose(
     device = next((p.device.type for p in model.parameters()), "cpu")
     for module, _ in draft.modules:
         cast_module(module, plan.precision, device)
-    loss = in_precision(_WithoutParts.guarded(loss_fn, draft, originals, leftovers), plan.precision, device)
+    leftovers.settle()
+    guarded = functools.partial(_WithoutParts.guarded, draft=draft, originals=originals, leftovers=leftovers)
+    loss = in_precision(guarded(loss_fn), plan.precision, device)
     check_replicas(draft.modules, mesh.replicas, world)
     pipeline = _pipeline(draft, loss)  # before parameters are sharded: stages may share some
     form, trained = _held(draft, tables, frozen)
@@ -134,6 +136,7 @@ def compose(
         holders=dict(Counter(name for names in mesh["pipeline"].from_all(list(trained)) for name in names)),
         notes=draft.notes,
         divided=draft.divided,
+        guarded=guarded,
         growing=draft.growing,
         known=deferred is None or deferred.known,
         draws=update.draws,
@@ -163,19 +166,14 @@ class _WithoutParts(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for one in tree_leaves((args, kwargs)):
             if self._leftovers.get(id(one)) is one is not None:
-                raise RuntimeError(
-                    f"the loss function computes with a tensor (of shape {list(one.shape)}) that the model's code kept "
-                    "when the model was cut into stages, by a hook say, and the rank that computes the loss has no "
-                    "layer that would keep one again: have the model's forward return what the loss needs, or take a "
-                    "plan without a pipeline"
-                )
+                raise RuntimeError(of_another_rank(f"a tensor (of shape {list(one.shape)})"))
             if (name := self._names.get(id(one))) is None or _asks(func):
                 continue
             if isinstance(one, torch.nn.Parameter):  # else a tensor has the identity of one that is gone
                 raise RuntimeError(
-                    f"the loss function computes with the model's parameter {name!r}, of which a rank has a part or "
-                    "nothing by this plan: have the model's forward return what the loss needs of it (a norm, say), "
-                    "use the optimizer's weight_decay, or take data parallelism (shard = 'gradients' at most)"
+                    f"the loss function, or a metric, computes with the model's parameter {name!r}, of which a rank "
+                    "has a part or nothing by this plan: have the model's forward return what is needed of it (a norm, "
+                    "say), use the optimizer's weight_decay, or take data parallelism (shard = 'gradients' at most)"
                 )
         return func(*args, **(kwargs or {}))
 
@@ -197,7 +195,7 @@ class _WithoutParts(TorchFunctionMode):
             names = {**originals, **{id(p): name for name, p in model.named_parameters()}}
             given = {id(one) for one in tree_leaves((args, kwargs))}  # the model may return parameters
             parts = {k: name for k, name in names.items() if k not in given and (everything or name in draft.cut)}
-            with cls(parts, leftovers.there()):
+            with leftovers.numbers_apart(), cls(parts, leftovers.there()):
                 found = loss_fn(*args, **kwargs)
             watched = False
             return found

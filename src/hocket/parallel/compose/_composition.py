@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from ..data import BroadcastBuffers, ShardingStrategy
 from ..mesh import Mesh
 from ..state import ModelOutline, Owned, ParameterPlacement, StateBytes, TensorShard, drawn_alike
 from ..state import memory as _memory
-from ._passes import Passes
+from ._passes import LossFn, Passes
 
 
 @dataclass(slots=True)
@@ -34,6 +35,8 @@ class Composition:
     optimizer: Any  # works on what this rank owns
     plan: Plan  # that all follows
     outline: ModelOutline  # of the user's model and the groups of its optimizer, before they were divided
+    # gives a loss function or metric that is refused what this rank has not, or a part of, until it has been called
+    guarded: Callable[[LossFn], LossFn]
     elements: int  # of the parameters that this rank would hold if nothing were divided among data-parallel ranks
     apart: int  # how many of elements that are divided among data-parallel ranks whatever the form
     cut: frozenset[str]  # names of the parameters that are divided among ranks that share tensors

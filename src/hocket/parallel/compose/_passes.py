@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ..batches import BatchPart, LossForm, LossTally, MeasuredLoss, called, samples_in, tensors_in, terms
 from ..batches import batch as _batch
@@ -218,25 +220,51 @@ class StagedPasses(Passes):
 
 
 _alone: list[None] = []  # an entry for each block that is open
+_trained: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
 def alone() -> Iterator[None]:
     """Open a block for what ranks of the last stage compute by themselves: a loss, a metric."""
     _alone.append(None)
+    handle = register_module_forward_pre_hook(_refuse_shared) if len(_trained) > 1 else None
     try:
         yield
     finally:
+        if handle is not None:
+            handle.remove()
         _alone.pop()
 
 
-def check_together() -> None:
-    """Raise a RuntimeError in such a block, where the other stages of a model would never run."""
-    if _alone:
+def shared(model: torch.nn.Module, how: str) -> None:
+    """Have calls of a model refused in such a block, where other ranks would never run their part of it.
+
+    Args:
+        model: what a Trainer of several ranks trains.
+        how: what its plan has made of it; "" where every rank has all of it, so that its gradients alone are exchanged.
+    """
+    _trained[model] = how
+
+
+def check_together(model: torch.nn.Module) -> None:
+    """Raise a RuntimeError in such a block, for a model of which other ranks would not run their part."""
+    if _alone and (how := _trained.get(model, "")):
         raise RuntimeError(
-            "a loss or metric calls a model that is in a pipeline, and the ranks of the last stage alone compute it: "
-            "the others would never run their stages. Have the forward of the model that is trained call it, too, "
-            "give its output as a part of the batch, or train it by a plan without a pipeline"
+            f"a loss or metric calls a model that is {how}, and the ranks of the last stage alone compute it: the "
+            "others would never run their part. Have the forward of the model that is trained call it, too, give "
+            "its output as a part of the batch, or train it by a plan of data parallelism"
+        )
+
+
+def _refuse_shared(module: torch.nn.Module, _: Any) -> None:
+    if module not in _trained:
+        return
+    check_together(module)
+    if torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
+        raise RuntimeError(
+            f"a loss calls a model ({type(module).__name__}) that another Trainer trains, and the ranks of the last "
+            "stage alone compute it: its gradients would wait for the other ranks. Have it take none meanwhile: "
+            "model.requires_grad_(False) before the step that is not its own, and model.requires_grad_(True) after"
         )
 
 

@@ -18,6 +18,7 @@ from ..mesh import World
 from ..pipeline import Micro, Pipeline
 from ._composition import Composition
 from ._passes import check_together
+from ._same_batch import SameBatch
 
 _MASK = "attention_mask"
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {"use_cache": (False,), "return_dict": (True,)}
@@ -38,6 +39,7 @@ class Predictor:
         self._data: World = composition.mesh["data"]
         self._pipeline: Pipeline | None = composition.passes.pipeline
         self._divisible: dict[bytes, bool] = {}
+        self._same = SameBatch(composition.mesh.whole, "trainer.predict")
         if self._pipeline is not None:
             order = list(inspect.signature(composition.model.forward).parameters)
             named = isinstance(sample, Mapping)
@@ -68,6 +70,7 @@ class Predictor:
     def output(self, inputs: Any) -> Any:
         """Return the model's output for a global batch; a collective operation."""
         inputs, data = self._global(inputs), self._data
+        self._same.compare(inputs)
         most = 1 if self._pipeline is None else self._composition.plan.micro_batches
         cutter = Cutter(None)
         samples = cutter.size(inputs) if data.size * most > 1 else 0
@@ -157,7 +160,7 @@ def _staged(composition: Composition, pipeline: Pipeline, names: Sequence[str], 
     model = composition.model
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        check_together()
+        check_together(model)
         derived = model.training or any(one.requires_grad for one in tensors_in([args, kwargs]))
         if torch.is_grad_enabled() and derived:
             raise RuntimeError("a model in a pipeline is trained by trainer.step; call it under torch.no_grad()")

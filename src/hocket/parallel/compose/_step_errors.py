@@ -31,6 +31,7 @@ class StepErrors:
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh, self._steps = mesh, 0
+        self.inside = False  # whether such a block is open
         self._number = next(_made)  # ranks make their trainers in the same order
 
     @contextmanager
@@ -42,6 +43,7 @@ class StepErrors:
             CommError: Another rank has failed, where there is no pipeline.
         """
         self._steps += 1
+        self.inside = True
         try:
             yield
         except CollectiveMismatchError:
@@ -62,6 +64,8 @@ class StepErrors:
             if not staged and not isinstance(error, CommError):
                 raise
             raise (StageError if staged else CommError)(said) from error
+        finally:
+            self.inside = False
 
     def _said(self, error: Exception, what: str) -> str:
         """Return which rank has failed, and how; "" if all have by themselves, or if none is known to have."""

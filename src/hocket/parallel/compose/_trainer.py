@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from hocket.comm import torch_adapter
-from hocket.planner import PLAN_VARIABLE, Plan, Synchronisation
+from hocket.planner import PLAN_VARIABLE, Plan, Synchronisation, inner
 from hocket.profile import note_plan
 from hocket.timeline import Timeline
 from hocket.units import parse_bytes
@@ -54,9 +54,10 @@ from ._outside import (
     refuse_other_steps,
     refuse_tracing,
 )
-from ._passes import loss_of_model
+from ._passes import loss_of_model, shared
 from ._predict import Predictor, is_loader, joined
 from ._preemption import Preemption
+from ._same_batch import SameBatch, SameCalls
 from ._step_errors import StepErrors
 from ._step_log import StepLog
 
@@ -155,6 +156,7 @@ class Trainer:
             whole = {name: one for name, one in model.named_parameters() if name not in cut}
             self._marks = ReplicaMarks(whole if self._composition.local else {})
             self._marks.follow(optimizer, counted=False)
+        self._same = {kind: SameBatch(world, f"trainer.{kind}") for kind in ("step", "evaluate")}
         self._log = StepLog()
         note_plan(self.plan)
         self._trial = BucketTrial.of(self._composition) if automatic else None
@@ -194,6 +196,13 @@ class Trainer:
             hint_at_saving(model, quiet=not parts)  # FSDP2's tensors say themselves that they are parts
         if divided or self._mesh["spatial"].size > 1:
             refuse_tracing(model)
+        for axis in inner():
+            if self._mesh[axis.name].size > 1:
+                calls = SameCalls(self._mesh[axis.name], lambda: not self._errors.inside)
+                model.register_forward_pre_hook(calls, prepend=True, with_kwargs=True)
+        if world.size > 1:
+            how = "divided among ranks" if divided or self._mesh["spatial"].size > 1 else ""
+            shared(model, "in a pipeline" if self._mesh["pipeline"].size > 1 else how)
         return divided
 
     # --- training ---------------------------------------------------------------------------------------------------
@@ -228,7 +237,7 @@ class Trainer:
 
         Raises:
             TypeError: the batch is no tuple or list, or the loss no scalar.
-            ValueError: the batch has no samples.
+            ValueError: the batch has no samples; or ranks were given other ones, which is looked at in some steps.
             PlanError: the loss of a batch does not follow from that of the parts that it is cut in: before the first
                 step is made; or after one in which the loss had a term that those before had not.
             RuntimeError: ranks' optimizers have different settings.
@@ -251,6 +260,9 @@ class Trainer:
                 check_step_hooks(self.optimizer)
             self._composition.form.forget()
             parts = self._splitter.parts(batch, self.plan.accumulate)
+            if self._relaxation is None and not (self.plan.priority and self.steps):
+                place = self._mesh["data"].rank
+                self._same["step"].compare(batch, lambda: place if self._splitter.whole(batch) is None else None)
             if not parts[0].total:
                 raise ValueError("the batch has no samples, so that there is nothing to learn from: leave it out")
             if self._relaxation is None and not self._loss_check.done:
@@ -311,17 +323,19 @@ class Trainer:
         composition, training = self._composition, self.model.training
         composition.buffers.send()
         tally = LossTally(self._loss_form if metric is None else LossForm("mean"))
+        measure = composition.guarded(metric or self._loss_fn)
         self.model.eval()
         try:
             with self._errors.told("evaluation"), put_back():
                 for batch in DistributedLoader(loader, among=self._mesh["data"]):
                     (part,) = self._splitter.parts(batch, 1)
+                    self._same["evaluate"].compare(batch, lambda: self._mesh["data"].rank)
                     if metric is None:
-                        for found in composition.passes.measured(part, self._loss_fn):
+                        for found in composition.passes.measured(part, measure):
                             if part.samples and composition.passes.answers:
                                 tally.add(found)
                         continue
-                    value = composition.passes.value(part, metric)
+                    value = composition.passes.value(part, measure)
                     if part.samples and value is not None and composition.passes.answers:
                         tally.sums[:2] += torch.tensor([float(value) * part.samples, part.samples], dtype=torch.float64)
                 tally.sums = tally.sums.to(self._mesh.whole.device)
@@ -352,7 +366,7 @@ class Trainer:
             StageError: a stage of the pipeline cannot compute this batch (it has other shapes than the sample, say), on
                 every rank.
             CommError: without a pipeline, another rank has failed; it has that rank's error.
-            ValueError: outputs have different shapes, so they cannot be joined.
+            ValueError: outputs have different shapes, so they cannot be joined; or ranks were given other batches.
         """
         self._check_model()
         self.finish()

@@ -27,6 +27,11 @@ def marks_of(value: Any) -> list[float]:
     return [1.0 if digest[i // 8] >> i % 8 & 1 else -1.0 for i in range(_BITS)]
 
 
+def due(calls: int) -> bool:
+    """Return whether ranks compare themselves in a call: in those that are powers of two, and in every 32nd."""
+    return not (calls % 32 and calls & (calls - 1))
+
+
 def alike(sums: Iterable[float], ranks: int) -> bool:
     """Return whether the sums of so many ranks' marks are those of one value on all."""
     return all(abs(one) > ranks - 0.5 for one in sums)
@@ -72,7 +77,7 @@ class ReplicaMarks:
             RuntimeError: See `check`.
         """
         self._passes += 1
-        if self._passes % 32 and self._passes & (self._passes - 1):
+        if not due(self._passes):
             return None
         sums = torch.cat([self.numbers(), torch.tensor([more], dtype=torch.float64)]).to(world.device)
         with comm.label("replicas compared"):

@@ -1,0 +1,92 @@
+"""Ranks that are to compute with one batch, and were given another each, end with an error that names the value."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import hocket
+from hocket.planner import Plan
+from hocket.testing import run_ranks
+
+PLANS = {
+    "data": Plan(),
+    "priority": Plan(priority=True),
+    "parameters": Plan(shard="parameters"),
+    "tensor": Plan(tensor_parallel_degree=2),
+    "pipeline": Plan(pipeline_parallel_degree=2, micro_batches=1),
+}
+
+
+class Noise(Dataset[Any]):
+    """Draws of the system what nobody can seed."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x = torch.tensor([random.SystemRandom().random() for _ in range(4)])
+        return x, x.sum().reshape(1)
+
+
+def trained(name: str) -> Any:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return hocket.Trainer(model, nn.functional.mse_loss, optimizer, PLANS[name], sample=torch.ones(4, 4))
+
+
+def said(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def with_one_batch_and_with_two(name: str) -> list[str]:
+    same = torch.Generator().manual_seed(3)
+    x, y = torch.randn(4, 4, generator=same), torch.randn(4, 1, generator=same)
+    last = x * (1 + 1e-7 * dist.get_rank())  # as another processor rounds it
+    other = torch.randn(4, 4, generator=torch.Generator().manual_seed(dist.get_rank()))
+    trainer = trained(name)
+    found = [said(lambda: trainer.step((last, y))), said(lambda: trainer.predict(last))]
+    trainer = trained(name)
+    found += [said(lambda: trainer.step((x, other))), said(lambda: trainer.predict(other))]
+
+    def called() -> None:
+        with torch.no_grad():
+            trainer.model.eval()(other)
+
+    found.append(said(called) if name in ("tensor", "pipeline") else "the model")
+    loader = DataLoader(Noise(), batch_size=4)
+    trainer, other_trainer = trained(name), trained(name)
+    found.append(said(lambda: [trainer.step(batch) for batch in trainer.batches(loader)]))
+    found.append(said(lambda: other_trainer.evaluate(loader)))
+    trainer, loader = trained(name), DataLoader(list(zip(x, y, strict=True)), batch_size=4)
+    for u, v in trainer.batches(loader):
+        found.append(said(lambda u=u, v=v: trainer.step((torch.cat([u, -u]), torch.cat([v, v])))))  # type: ignore[misc]
+    return found
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_another_batch_on_each_rank_is_refused(name: str) -> None:
+    """The loss was that of a part of each, and predictions were made of two batches, or of rank 0's."""
+    shared = name in ("tensor", "pipeline")  # of data parallelism each rank loads its own part
+    for rank in run_ranks(with_one_batch_and_with_two, 2, name, timeout_s=100):
+        *alike, step, predicted, called, loaded, evaluated, doubled = rank
+        assert (doubled == "") is shared
+        assert alike == ["", ""]
+        assert step.startswith("trainer.step was given something else on rank 1 than on rank 0")
+        assert "batch[1] is float32 [4, 4]" in step
+        assert "loop over trainer.batches(loader)" in step
+        assert predicted.startswith("trainer.predict was given something else on rank 1 than on rank 0")
+        assert called.startswith("the model")
+        assert [one.startswith(("trainer.step", "trainer.evaluate")) for one in (loaded, evaluated)] == [shared] * 2
