@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hocket
 from hocket.planner import Plan
@@ -90,3 +92,54 @@ def test_another_batch_on_each_rank_is_refused(name: str) -> None:
         assert predicted.startswith("trainer.predict was given something else on rank 1 than on rank 0")
         assert called.startswith("the model")
         assert [one.startswith(("trainer.step", "trainer.evaluate")) for one in (loaded, evaluated)] == [shared] * 2
+
+
+def mixed(how: str, reduction: Literal["mean", "sum"]) -> list[float]:
+    """The losses of a loop that steps on parts of a loader's batches, and on what it makes of them or beside them."""
+    torch.manual_seed(0)
+    x, y = torch.randn(23, 6, dtype=torch.float64), torch.randint(4, (23,))
+    model = nn.Linear(6, 4).double()
+    loss_fn = functools.partial(F.cross_entropy, reduction=reduction)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    trainer = hocket.Trainer(model, loss_fn, optimizer, Plan(), loss_reduction=reduction)
+    loader = DataLoader(TensorDataset(x, y), batch_size=5)
+    losses = []
+    for _ in range(2):
+        batches = trainer.batches(loader)
+        for i, (some, target) in enumerate(list(batches) if how == "ahead" else batches):
+            batch = (some.clone(), target.clone()) if how in ("moved", "ahead") else (some, target)
+            if how == "joined":
+                batch = torch.cat([some, some + 0.1]), torch.cat([target, target])
+            sizes = (2, 3, 5) if how == "between" and i == 1 else ()  # 2 and 3 are those of the ranks' parts, too
+            losses += [float(trainer.step((x[:size], y[:size]))) for size in sizes]
+            losses.append(float(trainer.step(batch)))
+        for size in (1, 2, 3, 10) if how == "after" else ():
+            losses.append(float(trainer.step((x[:size], y[:size]))))
+    return losses
+
+
+WAYS = [(how, reduction) for how in ("moved", "ahead", "between", "after") for reduction in ("mean", "sum")]
+
+
+def all_mixed() -> list[list[float]]:
+    return [mixed(how, reduction) for how, reduction in WAYS]  # type: ignore[arg-type]
+
+
+def test_parts_and_whole_batches_are_told_apart_in_any_order() -> None:
+    (alone,) = run_ranks(all_mixed, 1)
+    for losses in run_ranks(all_mixed, 2):
+        for way, found, expected in zip(WAYS, losses, alone, strict=True):
+            assert found == pytest.approx(expected, rel=1e-12), way
+
+
+def joined() -> str:
+    try:
+        mixed("joined", "mean")
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_samples_that_a_loop_makes_of_a_part_are_refused() -> None:
+    for said in run_ranks(joined, 2):
+        assert "was given something else on rank 1 than on rank 0" in said

@@ -13,6 +13,7 @@ import torch
 from ..mesh import World
 from . import batch as _batch
 from . import trees as _trees
+from ._batch_entries import digest, due, entries_of
 from ._batch_shard import BatchShard
 
 Path = tuple[Any, ...]  # keys and positions that lead to a part of a batch
@@ -259,19 +260,34 @@ class Keywords:
 
 
 class BatchSplitter:
-    """Cuts batches for one rank and its passes; if `targeted`, a loss function gets a target."""
+    """Cuts batches for one rank and its passes.
 
-    def __init__(self, world: World, taken: Keywords, *, targeted: bool = True) -> None:
+    Args:
+        world: The ranks that have different parts of a batch.
+        taken: What of a mapping the model takes.
+        targeted: Whether a loss function gets a target.
+        agrees: Whether ranks may talk to each other, to agree on what a batch is.
+
+    Attributes:
+        unsure: Whether only what the other ranks were given has told what the latest batch is.
+    """
+
+    def __init__(self, world: World, taken: Keywords, *, targeted: bool = True, agrees: bool = False) -> None:
         self._world = world
         self._taken = taken
         self._targeted = targeted
+        self._agrees = agrees
         self._cutter = Cutter(None)
+        self._calls = 0
+        self._share: BatchShard | None = None
+        self.unsure = False
 
     def parts(self, batch: Any, count: int) -> list[BatchPart]:
         """Return this rank's part of a batch, in `count` parts.
 
-        A batch that a loader of `Trainer.batches` has yielded is this rank's part already; any other is taken for the
-        global batch, the same on every rank.
+        A batch that a loader of `Trainer.batches` has yielded is this rank's part already, also if the program has
+        computed another of it; any other is taken for the global batch, the same on every rank. A collective operation
+        where that is not known without.
 
         Raises:
             TypeError: the batch is no tuple or list of inputs and a target, and no mapping of keywords.
@@ -286,7 +302,7 @@ class BatchSplitter:
             )
         values: Any = dict(batch) if isinstance(batch, Mapping) else tuple(batch)
         size = self._cutter.size(values)
-        share = self._shared(values, size)
+        self._share = share = self._shared(values, size)
         if share is None:
             share = BatchShard.of(size, self._world.size, self._world.rank)
             values = self._cutter.cut(values, *_range(share.begin, share.end))
@@ -296,18 +312,27 @@ class BatchSplitter:
         """Return all of a batch of which `parts` has been asked; None where this rank has a part of it alone."""
         values: Any = dict(batch) if isinstance(batch, Mapping) else tuple(batch)
         size = self._cutter.size(values)
-        alone = self._world.size == 1 or self._shared(values, size) is None
+        alone = self._world.size == 1 or self._share is None
         return self._part(values, BatchShard(0, size, size, 1), 1, 0) if alone else None
 
     def _shared(self, values: Any, size: int) -> BatchShard | None:
         """Return which part of the global batch `values` is; None where it is the global batch, yet to be cut."""
-        note = _batch.current(values)
-        share = None if note is None else note.share
         if self._world.size == 1:
             return BatchShard(0, size, size, 1)
-        return (
-            share if share is not None and share.world == self._world.size and max(1, share.samples) == size else None
-        )
+        self._calls += 1
+        self.unsure = False
+        note = _batch.current(values)
+        share = None if note is None else note.share
+        if note is None or share is None or share.world != self._world.size:
+            return None
+        fits, going = max(1, share.samples) == size, _batch.is_open(note)
+        sure = fits and (note.holds(values) or (going and not share.uneven and not due(self._calls)))
+        if sure or not self._agrees:
+            return share if fits else None
+        self.unsure = True
+        everyone = self._world.from_all((fits, digest(list(entries_of(values)))))
+        alike = len({mark for _, mark in everyone}) == 1
+        return share if all(fit for fit, _ in everyone) and not alike else None
 
     def _part(self, values: Any, share: BatchShard, count: int, i: int) -> BatchPart:
         mine = BatchShard.of(share.samples, count, i)

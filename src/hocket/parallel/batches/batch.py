@@ -184,6 +184,11 @@ def current(inputs: Any = None) -> Note | None:
     return _last
 
 
+def is_open(note: Note) -> bool:
+    """Return whether the loader has yielded nothing since, and may yield more."""
+    return any(one is note for one in _open.values())
+
+
 def trained() -> Note | None:
     """Return the note of the last batch that was not for evaluation; None if there was none."""
     return _trained

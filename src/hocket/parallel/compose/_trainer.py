@@ -144,7 +144,8 @@ class Trainer:
         )
         self._mesh = self._composition.mesh
         self._loss_check = LossCheck(self._composition, self._loss_form)
-        self._splitter = BatchSplitter(self._mesh["data"], taken, targeted=targeted)
+        agrees = self.plan.synchronisation == "every_step" and not self.plan.priority
+        self._splitter = BatchSplitter(self._mesh["data"], taken, targeted=targeted, agrees=agrees)
         self._errors = StepErrors(self._mesh)
         self._claim.settle(model, self.plan, local=self._composition.local, divided=self._guard(model, world))
         self._others = OtherParameters(self._composition.model, optimizer)
@@ -261,8 +262,9 @@ class Trainer:
             self._composition.form.forget()
             parts = self._splitter.parts(batch, self.plan.accumulate)
             if self._relaxation is None and not (self.plan.priority and self.steps):
-                place = self._mesh["data"].rank
-                self._same["step"].compare(batch, lambda: place if self._splitter.whole(batch) is None else None)
+                place, splitter = self._mesh["data"].rank, self._splitter
+                part = splitter.whole(batch) is None
+                self._same["step"].compare(batch, lambda: place if part else None, always=splitter.unsure)
             if not parts[0].total:
                 raise ValueError("the batch has no samples, so that there is nothing to learn from: leave it out")
             if self._relaxation is None and not self._loss_check.done:

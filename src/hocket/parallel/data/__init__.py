@@ -11,7 +11,7 @@ from ._hooks import has_own_hooks, is_nonlinear, scale_gradients
 from ._kept import own
 from ._overlap import on_several_hosts
 from ._reducer import GradientReducer
-from ._replica_marks import ReplicaMarks, due
+from ._replica_marks import ReplicaMarks
 from ._sample_numbers import SampleNumbers, StageNumbers, draws_of
 from ._strategy import Replicated, ShardingStrategy
 from ._zero import ShardedOptimizer
@@ -21,6 +21,6 @@ __all__ = [
     "LESS_RANDOM", "BroadcastBuffers", "DataParallel", "ExchangedSamples", "ForwardState", "FullySharded",
     "GradientReducer", "Relaxation", "ReplicaMarks", "Replicated", "SampleNumbers", "ShardedOptimizer",
     "ShardingStrategy", "StageNumbers", "StateProbe", "SynchronisedBatchNorm", "as_evaluated", "as_trained", "blocks",
-    "draws_of", "due", "form_of", "gathered", "has_own_hooks", "is_nonlinear", "living", "look_apart", "normalise",
+    "draws_of", "form_of", "gathered", "has_own_hooks", "is_nonlinear", "living", "look_apart", "normalise",
     "on_several_hosts", "own", "samples_paired", "scale_gradients", "synchronise", "tell",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ import torch
 from hocket import comm
 
 from ..batches import batch as _batch
+from ..batches import due
 from ..mesh import World
 
 _BITS: Final = 32  # an order of blocks that differs does so in every step: it would pass for another in one of 4e9
@@ -25,11 +26,6 @@ def marks_of(value: Any) -> list[float]:
     """Return numbers of one size each, whose signs are a digest of what `repr` says of a value."""
     digest = hashlib.sha256(repr(value).encode()).digest()
     return [1.0 if digest[i // 8] >> i % 8 & 1 else -1.0 for i in range(_BITS)]
-
-
-def due(calls: int) -> bool:
-    """Return whether ranks compare themselves in a call: in those that are powers of two, and in every 32nd."""
-    return not (calls % 32 and calls & (calls - 1))
 
 
 def alike(sums: Iterable[float], ranks: int) -> bool:
