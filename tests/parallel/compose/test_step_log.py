@@ -43,4 +43,4 @@ def test_operations_belong_to_the_trainer_that_steps_and_trainers_at_rest_do_not
         for layers, spans in zip((1, 2), each, strict=True):
             gradients = 4 * (8 * 8 + 8) * layers
             nbytes = sum(span.nbytes for span in spans) / counted
-            assert gradients <= nbytes <= gradients + 168  # the tally of the loss, padding
+            assert gradients <= nbytes <= gradients + 176  # the tally of the loss, padding

@@ -15,7 +15,7 @@ from hocket.testing import run_ranks
 WIDTH, LAYERS = 64, 4
 GRADIENT_NBYTES = LAYERS * (WIDTH * WIDTH + WIDTH) * 4
 BUCKETS = LAYERS  # of a layer each
-LOSS = ("all_reduce", 11 * 8)  # what LossTally sums: the loss, its count, and what parts say of how they add up
+LOSS = ("all_reduce", 12 * 8)  # what LossTally sums: the loss, its count, and what parts say of how they add up
 MARKS = ("all_reduce", 4 * 2 * LAYERS)  # which parameters were used, by all ranks together
 ORDER = 4 * 32  # bytes of the digest that follows them where blocks are gathered one by one
 
