@@ -47,7 +47,7 @@ class LossCheck:
     def __init__(self, composition: Composition, form: LossForm) -> None:
         self._composition, self._form = composition, form
         self.done = False
-        self._seen: dict[str, tuple[type, str]] | None = None  # of parameters, as a first pass leaves them
+        self._seen: dict[str, tuple[type, str]] = {}  # of parameters, as a first pass leaves them
         held = [composition.model, *(module for module, _ in composition.modules)]
         known = {id(inner) for one in held for inner in one.modules()}
         used = modules_in(composition.passes.loss_fn)
@@ -112,7 +112,7 @@ class LossCheck:
 
     def _run(self, few: BatchPart, batch: BatchPart | None) -> bool:
         composition, mesh, modules = self._composition, self._composition.mesh, self._modules
-        self._seen = None
+        self._seen = {}
         if self._cuts:
             self._refuse_tables(modules)
         if mesh["data"].size > 1 and mesh["pipeline"].size == 1:  # the first step shows what stages draw
@@ -138,7 +138,7 @@ class LossCheck:
             with undisturbed(modules), self._exactly():
                 state = self._look_at_state(modules, few, steady=steady)
             composition.passes.state = ForwardState(*state)  # its hooks are there to stay
-        before, after = self._seen or {}, self._parameters()
+        before, after = self._seen, self._parameters()
         mine = [name for name, one in before.items() if one[0] is after[name][0] and one != after[name]]
         if changed := sorted({name for names in composition.mesh.whole.from_all(mine) for name in names}):
             named = changed[0] if len(changed) == 1 else f"{changed[0]} and {len(changed) - 1} more"
