@@ -6,10 +6,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from hocket.comm import torch_adapter
 from hocket.parallel.batches import divisors
-from hocket.parallel.data._coupling import samples_compete, samples_meet, samples_paired, sums_of_samples
+from hocket.parallel.data._coupling import (
+    samples_compete,
+    samples_meet,
+    samples_paired,
+    scale_of_means,
+    sums_of_samples,
+)
 
 
 @given(samples=st.integers(2, 6), each=st.integers(1, 9), stacked=st.booleans())
@@ -187,3 +194,11 @@ def test_a_sum_times_a_small_number_is_told_from_a_mean() -> None:
     assert _said(lambda rows: rows.mean() + 0.25 * rows.square().sum())[0] == ""
     assert _said(lambda rows: rows @ torch.full_like(rows, 0.25))[0] == ""
     assert _said(lambda rows: rows.view(2, 2).mean(0) @ torch.ones(2, dtype=torch.float64))[0] == ""
+
+
+def test_the_scale_of_a_mean_may_have_a_parameter_in_it() -> None:
+    output, weight = torch.ones(4, 2, requires_grad=True) * 3, nn.Parameter(torch.tensor(0.5))
+    made = torch_adapter.graph_marks([output])
+    loss = output.mean() * 0.25 + output.square().mean() * weight * 2
+    assert scale_of_means(loss, made, 4) == pytest.approx((0.25, 1.0))
+    assert scale_of_means(loss, made, 4, learned=False) == pytest.approx((0.25,))

@@ -10,6 +10,7 @@ from ._loss_form import GUARDED, LossForm, LossTally, MeasuredLoss, Reduction, b
 from ._loss_graph import (
     SAME_VALUES,
     SUMS,
+    Term,
     divided_by,
     divides_by_samples,
     divisors,
@@ -35,7 +36,7 @@ from .trees import called, mapped, tensors_in, views_like
 __all__ = [
     "GUARDED", "SAME_VALUES", "SUMS", "AgreedCount", "BatchEntry", "BatchPart", "BatchShard", "BatchSplitter", "Cutter",
     "DistributedLoader", "Key", "Keywords", "LossForm", "LossTally", "MeasuredLoss", "Numbers", "RandomStream",
-    "RankSampler", "Reduction", "RngStates", "SeededDataset", "ShardedLoader", "SharedLoader", "TensorCount",
+    "RankSampler", "Reduction", "RngStates", "SeededDataset", "ShardedLoader", "SharedLoader", "TensorCount", "Term",
     "TracedNumber", "average", "batch_of", "called", "cut_fields", "digest", "divided_by", "divides_by_samples",
     "divisors", "due", "each", "entries_of", "expected_size", "fingerprint", "generators", "guarded", "inner_loader",
     "is_empty", "is_of_one", "is_one_by_one", "is_plain", "is_zeroed", "kind_of", "mapped", "mix", "number",

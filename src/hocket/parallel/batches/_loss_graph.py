@@ -34,6 +34,7 @@ class Term:
     factor: float  # by what it is multiplied, of which the sign is left out
     divisor: torch.Tensor | None  # what it is divided by; None for nothing
     again: bool = False  # whether it is a quotient that is divided once more, as by the number of samples
+    learned: bool = False  # whether a parameter is in the factor
 
 
 def divisors(loss: torch.Tensor, samples: int | None = None) -> tuple[float, ...]:
@@ -192,13 +193,15 @@ def terms(loss: torch.Tensor, samples: int | None = None) -> list[Term]:
         elif by is not None and by.numel() == 1:
             number = abs(float(by))
             if kind == "Div" and len(below) == 1:
-                todo.append(Term(scaled, term.factor, by, term.divisor is not None))
+                todo.append(Term(scaled, term.factor, by, term.divisor is not None, term.learned))
             else:
                 factor = term.factor * (number if kind == "Mul" else 1 / (number or 1))
-                todo.append(replace(term, node=scaled, factor=factor))
+                todo.append(replace(term, node=scaled, factor=factor, learned=term.learned or len(below) == 2))
         elif parts := _parts(node, samples):
             todo += [
-                Term(one, term.factor * factor, term.divisor if divisor is None else divisor, term.again)
+                replace(
+                    term, node=one, factor=term.factor * factor, divisor=term.divisor if divisor is None else divisor
+                )
                 for one, factor, divisor in reversed(parts)
             ]
         else:

@@ -16,6 +16,7 @@ from hocket.comm import torch_adapter
 from ..batches import (
     SAME_VALUES,
     SUMS,
+    Term,
     is_empty,
     is_of_one,
     is_one_by_one,
@@ -200,7 +201,8 @@ def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal
     """
     small: Literal["", "small"] = ""
     singles = 0.0
-    for node, factor, divisor in _terms(loss, samples):
+    for term in _terms(loss, samples):
+        node, factor, divisor = term.node, term.factor, term.divisor
         if not _is_sum(node):
             by = 1.0 if divisor is None else abs(float(divisor)) or 1.0
             singles += factor / by if torch_adapter.reaches(node, made) and is_of_one(node, samples) else 0.0
@@ -310,13 +312,13 @@ def _selected_from(node: Any, made: set[int]) -> int | None:
     return None
 
 
-def scale_of_means(loss: torch.Tensor, made: set[int], samples: int) -> tuple[float, ...]:
-    """Return by what constants a loss multiplies its means over the model's outputs."""
+def scale_of_means(loss: torch.Tensor, made: set[int], samples: int, *, learned: bool = True) -> tuple[float, ...]:
+    """Return by what a loss multiplies its means over the model's outputs; also by parameters, if `learned`."""
     found: list[float] = []
-    for node, factor, divisor in () if is_one_by_one(loss, samples) else _terms(loss, samples):
-        mean = node.name() == "MeanBackward0" or _reduction(node) == 1
-        if mean and torch_adapter.reaches(node, made):
-            found.append(factor / (1.0 if divisor is None else abs(float(divisor)) or 1.0))
+    for one in () if is_one_by_one(loss, samples) else _terms(loss, samples):
+        mean = one.node.name() == "MeanBackward0" or _reduction(one.node) == 1
+        if mean and torch_adapter.reaches(one.node, made) and (learned or not one.learned):
+            found.append(one.factor / (1.0 if one.divisor is None else abs(float(one.divisor)) or 1.0))
     return tuple(found)
 
 
@@ -336,18 +338,16 @@ def constant_divisors(loss: torch.Tensor, samples: int, total: int) -> set[float
 
 def _sums(loss: torch.Tensor, samples: int) -> Iterator[tuple[Any, float, Any]]:
     """Yield the sums that are terms of a loss, with constant factors, and what is divided by; None for nothing."""
-    return (one for one in _terms(loss, samples) if _is_sum(one[0]))
+    return ((one.node, one.factor, one.divisor) for one in _terms(loss, samples) if _is_sum(one.node))
 
 
 def _is_sum(node: Any) -> bool:
     return node.name() in SUMS or _reduction(node) == 2
 
 
-def _terms(loss: torch.Tensor, samples: int) -> Iterator[tuple[Any, float, Any]]:
-    """Yield the terms of a loss that count, with constant factors, and what is divided by; None for nothing."""
-    for one in terms(loss, samples):
-        if one.node is not None and math.isfinite(one.factor) and one.factor:
-            yield one.node, one.factor, one.divisor
+def _terms(loss: torch.Tensor, samples: int) -> Iterator[Term]:
+    """Yield the terms of a loss that count."""
+    return (one for one in terms(loss, samples) if one.node is not None and math.isfinite(one.factor) and one.factor)
 
 
 def _reduction(node: Any) -> Any:

@@ -147,11 +147,9 @@ class LossWeights:
             terms, more = (1.0,), terms[0] - 1.0
         assert note.share is not None
         new_size = single and len(self._scales.get(note.share.total, ())) < 2
-        scales = scale_of_means(loss, made, samples) if single and (self.looks_at_parts or new_size) else ()
         if new_size and not 0 < part < 0.999:
-            self._tell_changes(scales, note.share)
-        if not self.looks_at_parts:
-            scales = ()
+            self._tell_changes(scale_of_means(loss, made, samples, learned=False), note.share)
+        scales = scale_of_means(loss, made, samples) if self.looks_at_parts and single else ()
         wrong = _APART * self._parts.apart(note, part, self._marks.updates, anew=anew)
         wrong += self._parts.add(note, part, scales[0] if scales else 0.0, samples)
         self._looked_at += not 0 < part < 1
