@@ -106,6 +106,8 @@ class LossWeights:
         self._told = False  # of what is not the same on all ranks
         self._told_scales = self._told_places = False
         self._scales: dict[int, list[tuple[float, ...]]] = {}  # of the first losses of batches of each size
+        # the first batch of a size for which they differ from those of another, which are the second, and its own
+        self._changed: tuple[BatchShard, tuple[float, ...], tuple[float, ...]] | None = None
         self._counts = False  # whether the loss has divided by something else than samples
         self._by_samples = False  # whether it has always divided by samples, as far as that was sure
         self._forms = set[frozenset[Any]]()  # of this rank's losses so far
@@ -147,7 +149,7 @@ class LossWeights:
             terms, more = (1.0,), terms[0] - 1.0
         assert note.share is not None
         new_size = single and len(self._scales.get(note.share.total, ())) < 2
-        if new_size and not 0 < part < 0.999:
+        if single and (new_size or self._changed is not None) and not 0 < part < 0.999:
             self._tell_changes(scale_of_means(loss, made, samples, learned=False), note.share)
         scales = scale_of_means(loss, made, samples) if self.looks_at_parts and single else ()
         wrong = _APART * self._parts.apart(note, part, self._marks.updates, anew=anew)
@@ -157,20 +159,30 @@ class LossWeights:
         return self._weight_by(terms, samples, scales, wrong, guard, self._takes_form(loss, made, samples), more)
 
     def _tell_changes(self, scales: tuple[float, ...], share: BatchShard) -> None:
-        """Warn if constants that multiply means were alike in two batches of a size, and are not in one of another."""
-        before = [some for size, some in self._scales.items() if size != share.total and len(some) == 2]
-        self._scales.setdefault(share.total, []).append(scales)
-        for first, second in before:
-            some = list(zip(first, second, scales, strict=False)) if len(first) == len(second) == len(scales) else []
-            changed = [(a, c) for a, b, c in some if math.isclose(a, b) and not math.isclose(a, c, rel_tol=1e-6)]
-            if changed and not self._world.rank and not self._told_scales:
-                self._told_scales = True
+        """Warn if what multiplies means is another number in a batch of another size alone.
+
+        It was the same in two batches of a size before, and is so in the next: no schedule is like that.
+        """
+        before, changed = self._scales.get(share.total), self._changed
+        if changed is not None and changed[0] == share:
+            return  # another loss of the same batch
+        self._changed = None
+        if changed is not None and _alike(changed[1], scales) and not self._told_scales:
+            odd = changed[0]
+            usual, number = next(pair for pair in zip(scales, changed[2], strict=True) if not _close(*pair))
+            self._told_scales = True
+            if not self._world.rank:
                 warnings.warn(
-                    f"the program multiplies its mean loss by {changed[0][0]:g}, and by {changed[0][1]:g} in a batch "
-                    f"of another size, of which this rank has {share.samples} of {share.total} samples: if it computes "
-                    "the number from len(batch), compute it from hocket.total(len(batch)), as one device does",
+                    f"the program multiplies its mean loss by {usual:g}, and by {number:g} in a batch of another size, "
+                    f"of which this rank has {odd.samples} of {odd.total} samples: if it computes the number from "
+                    "len(batch), compute it from hocket.total(len(batch)), as one device does",
                     stacklevel=5,
                 )
+        if before is None:
+            pairs = [some for some in self._scales.values() if len(some) == 2 and _alike(*some)]
+            first = next((one for one, _ in pairs if len(one) == len(scales) and not _alike(one, scales)), None)
+            self._changed = None if first is None else (share, first, scales)
+        self._scales.setdefault(share.total, []).append(scales)
 
     def stated(self, loss: torch.Tensor, made: set[int], weight: float, samples: int) -> None:
         """Take notice of a loss of which the program has told the weight.
@@ -530,3 +542,11 @@ def _folded(terms: Sequence[float]) -> torch.Tensor:
     for i, one in enumerate(terms):
         folded[i % _TERMS] += one * (1 + i // _TERMS / 7)
     return folded
+
+
+def _close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-6)
+
+
+def _alike(some: Sequence[float], others: Sequence[float]) -> bool:
+    return len(some) == len(others) and all(map(_close, some, others))
