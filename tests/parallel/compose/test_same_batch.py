@@ -107,7 +107,7 @@ def mixed(how: str, reduction: Literal["mean", "sum"]) -> list[float]:
     for _ in range(2):
         batches = trainer.batches(loader)
         for i, (some, target) in enumerate(list(batches) if how == "ahead" else batches):
-            batch = (some.clone(), target.clone() if how == "moved" else target)
+            batch = some.clone(), target.clone()
             if how == "joined":
                 batch = torch.cat([some, some + 0.1]), torch.cat([target, target])
             sizes = (2, 3, 5) if how == "between" and i == 1 else ()  # 2 and 3 are those of the ranks' parts, too

@@ -329,10 +329,14 @@ class BatchSplitter:
         sure = fits and (note.holds(values) or (going and not share.uneven and not due(self._calls)))
         if sure or not self._agrees:
             return share if fits else None
-        self.unsure = True
-        everyone = self._world.from_all((fits, digest(list(entries_of(values)))))
-        alike = len({mark for _, mark in everyone}) == 1
-        return share if all(fit for fit, _ in everyone) and not alike else None
+        self.unsure = True  # it may be of a batch before, where the program reads ahead
+        shares = _batch.recent(self._world.size)
+        fitting = [max(1, one.samples) == size for one in shares]
+        everyone = self._world.from_all((fitting, digest(list(entries_of(values)))))
+        if len({mark for _, mark in everyone}) == 1:
+            return None
+        together = map(all, zip(*(fits for fits, _ in everyone), strict=True))
+        return next((one for one, fit in zip(shares, together, strict=True) if fit), None)
 
     def _part(self, values: Any, share: BatchShard, count: int, i: int) -> BatchPart:
         mine = BatchShard.of(share.samples, count, i)

@@ -83,6 +83,8 @@ _open: dict[int, Note] = {}  # by loader, the one that yielded last at the end
 _last: Note | None = None
 _trained: Note | None = None  # the last whose ranks are in step
 _counting: bool | None = None
+_recent: list[BatchShard] = []  # those of the latest batches that differ, the last one first
+_AHEAD = 4  # of them that are kept: a program may read ahead
 
 
 def enter(
@@ -107,6 +109,7 @@ def enter(
     _last.tensors, _last.drawn = tuple(map(weakref.ref, tensors)), drawn
     if share is not None:
         _trained = _last
+        _recent[:] = [share, *(one for one in _recent if one != share)][:_AHEAD]
     for tensor in tensors:
         _remember(tensor, _last)
     _tell(_last)
@@ -187,6 +190,11 @@ def current(inputs: Any = None) -> Note | None:
 def is_open(note: Note) -> bool:
     """Return whether the loader has yielded nothing since, and may yield more."""
     return any(one is note for one in _open.values())
+
+
+def recent(world: int) -> list[BatchShard]:
+    """Return what parts of a batch loaders have given lately to one of so many ranks, the latest first."""
+    return [one for one in _recent if one.world == world]
 
 
 def trained() -> Note | None:
