@@ -6,11 +6,11 @@ import dataclasses
 import os
 import pkgutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -328,8 +328,10 @@ class Trainer:
         measure = composition.guarded(metric or self._loss_fn)
         self.model.eval()
         try:
-            with self._errors.told("evaluation"), put_back():
-                for batch in DistributedLoader(loader, among=self._mesh["data"]):
+            # Where a rank fails, its error would keep a loader of its own open.
+            opened = cast(Generator[Any], iter(DistributedLoader(loader, among=self._mesh["data"])))
+            with self._errors.told("evaluation"), put_back(), closing(opened) as batches:
+                for batch in batches:
                     (part,) = self._splitter.parts(batch, 1)
                     self._same["evaluate"].compare(batch, lambda: self._mesh["data"].rank)
                     if metric is None:
