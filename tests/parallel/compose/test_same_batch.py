@@ -113,12 +113,16 @@ def mixed(how: str, reduction: Literal["mean", "sum"]) -> list[float]:
             sizes = (2, 3, 5) if how == "between" and i == 1 else ()  # 2 and 3 are those of the ranks' parts, too
             losses += [float(trainer.step((x[:size], y[:size]))) for size in sizes]
             losses.append(float(trainer.step(batch)))
-        for size in (1, 2, 3, 10) if how == "after" else ():
+        for size in (1, 2, 3, 10) if how in ("after", "evaluated") else ():
+            if how == "evaluated":  # the first rank's part begins where the batch does
+                losses.append(trainer.evaluate([(x[:size], y[:size])]))
             losses.append(float(trainer.step((x[:size], y[:size]))))
     return losses
 
 
-WAYS = [(how, reduction) for how in ("moved", "ahead", "between", "after") for reduction in ("mean", "sum")]
+WAYS = [
+    (how, reduction) for how in ("moved", "ahead", "between", "after", "evaluated") for reduction in ("mean", "sum")
+]
 
 
 def all_mixed() -> list[list[float]]:

@@ -321,16 +321,19 @@ class BatchSplitter:
             return BatchShard(0, size, size, 1)
         self._calls += 1
         self.unsure = False
-        note = _batch.current(values)
-        share = None if note is None else note.share
-        if note is None or share is None or share.world != self._world.size:
-            return None
-        fits, going = max(1, share.samples) == size, _batch.is_open(note)
-        sure = fits and (note.holds(values) or (going and not share.uneven and not due(self._calls)))
-        if sure or not self._agrees:
-            return share if fits else None
-        self.unsure = True  # it may be of a batch before, where the program reads ahead
         shares = _batch.recent(self._world.size)
+        # What a loader has yielded, or was computed of it meanwhile, if all ranks' parts are alike, is known by itself.
+        held, latest = _batch.current(values), _batch.current()
+        share = None if held is None or not held.holds(values) else held.share
+        if share is not None and share.world == self._world.size and max(1, share.samples) == size:
+            return share
+        if latest is not None and latest.share in shares and max(1, latest.share.samples) == size:
+            going = _batch.is_open(latest) and not latest.share.uneven
+            if not self._agrees or (going and not due(self._calls)):
+                return latest.share
+        if not shares or not self._agrees:
+            return None
+        self.unsure = True  # it may be of a batch before, where the program reads ahead
         fitting = [max(1, one.samples) == size for one in shares]
         everyone = self._world.from_all((fitting, digest(list(entries_of(values)))))
         if len({mark for _, mark in everyone}) == 1:
