@@ -121,9 +121,7 @@ def mixed(how: str, reduction: Literal["mean", "sum"]) -> list[float]:
     return losses
 
 
-WAYS = [
-    (how, reduction) for how in ("moved", "ahead", "between", "after", "evaluated") for reduction in ("mean", "sum")
-]
+WAYS = list(itertools.product(("moved", "ahead", "between", "after", "evaluated"), ("mean", "sum")))
 
 
 def all_mixed() -> list[list[float]]:
