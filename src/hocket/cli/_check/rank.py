@@ -49,6 +49,7 @@ class Notebook:
         self._draws = False
         self._models: dict[int, DataParallel] = {}
         self._shared_batches = False
+        self._loaded = {*sys.modules}  # before the script begins
         self.in_trainer = False  # whether a Trainer is at work: its backward passes are parts of a step, or trials
         self.trained: list[tuple[Trainer, torch.nn.Module]] = []  # each Trainer with the program's model
         self.seeded = False
@@ -93,7 +94,7 @@ class Notebook:
             "reduction": "sum" if models and all(m._loss_reduction == "sum" for m in models) else "mean",
             "distributed": bool(every),
             "shared_batches": self._shared_batches or bool(self.trained),
-            "keras": not every and "hocket.keras" in sys.modules,
+            "keras": not every and "hocket.keras" in sys.modules.keys() - self._loaded,
             "draws": self._draws,
             "seeded": self.seeded or torch.initial_seed() != self._seed,
             "dropout": [name for name, module in modules if _drops(module)],
