@@ -95,14 +95,14 @@ def test_another_batch_on_each_rank_is_refused(name: str) -> None:
         assert [one.startswith(("trainer.step", "trainer.evaluate")) for one in (loaded, evaluated)] == [shared] * 2
 
 
-def mixed(how: str, reduction: Literal["mean", "sum"]) -> list[float]:
+def mixed(how: str, reduction: Literal["mean", "sum"], plan: Plan | None = None) -> list[float]:
     """The losses of a loop that steps on parts of a loader's batches, and on what it makes of them or beside them."""
     torch.manual_seed(0)
     x, y = torch.randn(23, 6, dtype=torch.float64), torch.randint(4, (23,))
     model = nn.Linear(6, 4).double()
     loss_fn = functools.partial(F.cross_entropy, reduction=reduction)
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    trainer = hocket.Trainer(model, loss_fn, optimizer, Plan(), loss_reduction=reduction)
+    trainer = hocket.Trainer(model, loss_fn, optimizer, plan or Plan(), loss_reduction=reduction)
     loader = DataLoader(TensorDataset(x, y), batch_size=5)
     losses = []
     for _ in range(2):
@@ -125,13 +125,14 @@ WAYS = list(itertools.product(("moved", "ahead", "between", "after", "evaluated"
 
 
 def all_mixed() -> list[list[float]]:
-    return [mixed(how, reduction) for how, reduction in WAYS]  # type: ignore[arg-type]
+    plans = Plan(), Plan(priority=True)
+    return [mixed(how, reduction, plan) for plan in plans for how, reduction in WAYS]  # type: ignore[arg-type]
 
 
 def test_parts_and_whole_batches_are_told_apart_in_any_order() -> None:
     (alone,) = run_ranks(all_mixed, 1)
     for losses in run_ranks(all_mixed, 2):
-        for way, found, expected in zip(WAYS, losses, alone, strict=True):
+        for way, found, expected in zip(WAYS * 2, losses, alone, strict=True):
             assert found == pytest.approx(expected, rel=1e-12), way
 
 

@@ -266,17 +266,19 @@ class BatchSplitter:
         world: The ranks that have different parts of a batch.
         taken: What of a mapping the model takes.
         targeted: Whether a loss function gets a target.
-        agrees: Whether ranks may talk to each other, to agree on what a batch is.
+        settle: Makes ranks ready to talk to each other, to agree on what a batch is; None if they may not.
 
     Attributes:
         unsure: Whether only what the other ranks were given has told what the latest batch is.
     """
 
-    def __init__(self, world: World, taken: Keywords, *, targeted: bool = True, agrees: bool = False) -> None:
+    def __init__(
+        self, world: World, taken: Keywords, *, targeted: bool = True, settle: Callable[[], None] | None = None
+    ) -> None:
         self._world = world
         self._taken = taken
         self._targeted = targeted
-        self._agrees = agrees
+        self._settle = settle
         self._cutter = Cutter(None)
         self._calls = 0
         self._share: BatchShard | None = None
@@ -308,12 +310,16 @@ class BatchSplitter:
             values = self._cutter.cut(values, *_range(share.begin, share.end))
         return [self._part(values, share, count, i) for i in range(count)]
 
+    @property
+    def gave_part(self) -> bool:
+        """Whether the latest batch was this rank's part already."""
+        return self._world.size > 1 and self._share is not None
+
     def whole(self, batch: Any) -> BatchPart | None:
         """Return all of a batch of which `parts` has been asked; None where this rank has a part of it alone."""
         values: Any = dict(batch) if isinstance(batch, Mapping) else tuple(batch)
         size = self._cutter.size(values)
-        alone = self._world.size == 1 or self._share is None
-        return self._part(values, BatchShard(0, size, size, 1), 1, 0) if alone else None
+        return None if self.gave_part else self._part(values, BatchShard(0, size, size, 1), 1, 0)
 
     def _shared(self, values: Any, size: int) -> BatchShard | None:
         """Return which part of the global batch `values` is; None where it is the global batch, yet to be cut."""
@@ -329,10 +335,11 @@ class BatchSplitter:
             return share
         if latest is not None and latest.share in shares and max(1, latest.share.samples) == size:
             going = _batch.is_open(latest) and not latest.share.uneven
-            if not self._agrees or (going and not due(self._calls)):
+            if self._settle is None or (going and not due(self._calls)):
                 return latest.share
-        if not shares or not self._agrees:
+        if not shares or self._settle is None:
             return None
+        self._settle()
         self.unsure = True  # it may be of a batch before, where the program reads ahead
         fitting = [max(1, one.samples) == size for one in shares]
         everyone = self._world.from_all((fitting, digest(list(entries_of(values)))))

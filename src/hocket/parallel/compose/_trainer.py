@@ -144,8 +144,8 @@ class Trainer:
         )
         self._mesh = self._composition.mesh
         self._loss_check = LossCheck(self._composition, self._loss_form)
-        agrees = self.plan.synchronisation == "every_step" and not self.plan.priority
-        self._splitter = BatchSplitter(self._mesh["data"], taken, targeted=targeted, agrees=agrees)
+        settle = self.finish if self.plan.synchronisation == "every_step" else None
+        self._splitter = BatchSplitter(self._mesh["data"], taken, targeted=targeted, settle=settle)
         self._errors = StepErrors(self._mesh)
         self._claim.settle(model, self.plan, local=self._composition.local, divided=self._guard(model, world))
         self._others = OtherParameters(self._composition.model, optimizer)
@@ -261,10 +261,10 @@ class Trainer:
                 check_step_hooks(self.optimizer)
             self._composition.form.forget()
             parts = self._splitter.parts(batch, self.plan.accumulate)
-            if self._relaxation is None and not (self.plan.priority and self.steps):
-                place, splitter = self._mesh["data"].rank, self._splitter
-                part = splitter.whole(batch) is None
-                self._same["step"].compare(batch, lambda: place if part else None, always=splitter.unsure)
+            quiet = self._splitter.unsure or not (self.plan.priority and self.steps)  # nothing is under way
+            if self._relaxation is None and quiet:
+                place = self._mesh["data"].rank if self._splitter.gave_part else None
+                self._same["step"].compare(batch, lambda: place, always=self._splitter.unsure)
             if not parts[0].total:
                 raise ValueError("the batch has no samples, so that there is nothing to learn from: leave it out")
             if self._relaxation is None and not self._loss_check.done:
