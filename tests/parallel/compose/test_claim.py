@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from hocket.testing import run_ranks
 
 PLANS = {
     "data": Plan(),
+    "priority": Plan(priority=True),
     "optimizer": Plan(shard="optimizer"),
+    "gradients": Plan(shard="gradients"),
     "parameters": Plan(shard="parameters"),
     "tensor": Plan(tensor_parallel_degree=2),
 }
@@ -25,6 +28,12 @@ Y = torch.linspace(0, 1, 8 * 8, dtype=torch.float64).view(8, 8)
 def model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 8)).double()
+
+
+def large() -> nn.Sequential:
+    """Return a model whose gradients are on their way for long enough to be seen half reduced."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 8)).double()
 
 
 def squares(output: torch.Tensor, _: Any) -> torch.Tensor:
@@ -59,21 +68,39 @@ def two_optimizers(plan: Plan | None, second: str = "Adam") -> list[float]:
 
 
 def two_trainers(plan: Plan | None) -> list[float]:
-    net = model()
+    net = large()
     steps = [
-        step_of(net, loss_fn, torch.optim.SGD(net.parameters(), 0.1), plan)
+        step_of(net, loss_fn, torch.optim.SGD(net.parameters(), 0.01), plan)
         for loss_fn in (nn.functional.mse_loss, squares)
     ]
     return [float(step((X, Y))) for _ in range(3) for step in steps]
 
 
-def one_after_another(plan: Plan | None) -> list[float]:
+def one_after_another(plan: Plan | None, *, kept: bool = False) -> list[float]:
     """Train by a Trainer and then by a new one, which is what errors of the first may advise."""
-    net, losses = model(), []
+    net, losses, steps = large(), [], []
     for loss_fn in (nn.functional.mse_loss, squares):
-        step = step_of(net, loss_fn, torch.optim.SGD(net.parameters(), 0.1), plan)
-        losses += [float(step((X, Y))) for _ in range(2)]
+        step = step_of(net, loss_fn, torch.optim.SGD(net.parameters(), 0.01), plan)
+        losses += [float(step((X, Y))) for _ in range(3)]
+        if kept:
+            steps.append(step)
     return losses
+
+
+def with_distribute_afterwards(plan: Plan | None) -> list[float]:
+    """Train by a Trainer, and then, without it, in a loop."""
+    net = model()
+    losses = [float(step_of(net, nn.functional.mse_loss, torch.optim.SGD(net.parameters(), 0.1), plan)((X, Y)))]
+    rest: Any = net, torch.optim.Adam(net.parameters(), 0.01), [(X, Y)] * 2
+    if plan is not None:
+        data = torch.utils.data.TensorDataset(X.repeat(2, 1), Y.repeat(2, 1))
+        rest = hocket.distribute(net, rest[1], torch.utils.data.DataLoader(data, 8))
+    for x, y in rest[2]:
+        rest[1].zero_grad()
+        loss = nn.functional.mse_loss(rest[0](x), y)
+        loss.backward()
+        rest[1].step()
+    return [*losses, *(float(p.detach().square().sum()) for p in net.parameters())]
 
 
 class Own(torch.optim.Optimizer):
@@ -112,13 +139,24 @@ ACTS: dict[str, Any] = {
     "optimizers": two_optimizers,
     "trainers": two_trainers,
     "in turn": one_after_another,
+    "and then distribute": with_distribute_afterwards,
+    "in turn, both kept": functools.partial(one_after_another, kept=True),
 }
 DIVIDED = "has divided this model among ranks before"
 REFUSED = {
+    ("priority", "inside"): "whose state_dict cannot be told to wait for them",
+    ("priority", "optimizers"): "a second optimizer (Adam) updates parameter '2.weight'",
     ("optimizer", "optimizers"): "a second optimizer (Adam) updates parameter '2.weight'",
+    ("gradients", "optimizers"): "a second optimizer (Adam) updates parameter '2.weight'",
     ("parameters", "optimizers"): "a second optimizer (Adam) updates parameter '2.weight'",
     ("optimizer", "trainers"): "another Trainer has been made of the same parameters since",
-    **{(plan, act): DIVIDED for plan in ("parameters", "tensor") for act in ("trainers", "in turn")},
+    ("gradients", "trainers"): "another Trainer has been made of the same parameters since",
+    **{
+        (plan, act): DIVIDED
+        for plan in ("parameters", "tensor")
+        for act in ACTS
+        if act.startswith(("trainers", "in turn", "and then"))
+    },
 }
 
 

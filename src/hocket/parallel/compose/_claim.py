@@ -24,8 +24,9 @@ class Claim:
     Where ranks update parts, what another does would be lost, or done to a part.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: Any) -> None:
+    def __init__(self, trainer: Any, model: torch.nn.Module, optimizer: Any) -> None:
         """Note what is there before a plan divides it. Raises ValueError: another Trainer has divided it."""
+        self._trainer = weakref.ref(trainer)
         self._model = weakref.ref(model)
         self._names = {id(p): name for name, p in model.named_parameters()}
         # Only of those that sharding puts out of the model: torch moves no parameter that has weak references, as those
@@ -34,13 +35,9 @@ class Claim:
         self._former = [] if moving else [(name, weakref.ref(p)) for name, p in model.named_parameters()]
         self._optimizer = weakref.ref(optimizer)
         self._plan: Plan | None = None
+        self._priority = False
         self._divided = self._overtaken = False
-        _claims[:] = [one for one in _claims if one._model() is not None]
-        if any(one._divided and one._shared(model.parameters()) for one in _claims):
-            raise ValueError(
-                "a Trainer has divided this model among ranks before, and each has its part alone: build the model "
-                "anew, and have it load the state_dict() or a checkpoint of that Trainer"
-            )
+        check_undivided(model)
 
     def settle(self, model: torch.nn.Module, plan: Plan, *, local: bool, divided: bool) -> None:
         """Take note of what the plan has made of the model: is all of it on every rank, or does each have a part?"""
@@ -51,6 +48,7 @@ class Claim:
         for one in _claims:
             one._overtaken |= (one._plan is not None or not local) and one._shared(given) != ""
         self._plan = None if local else plan
+        self._priority = plan.priority
         _watch_optimizers()
         _claims.append(self)
 
@@ -64,10 +62,21 @@ class Claim:
 
     def refuse(self, optimizer: Any, caller: Any) -> None:
         """Refuse a step of an optimizer that updates what is claimed, if this would be lost or wrong."""
-        if self._plan is None or self._overtaken or optimizer is self._optimizer():
+        parted = self._plan is not None and not self._overtaken
+        if not (parted or self._priority) or optimizer is self._optimizer():
+            return
+        if self._trainer() is None and not self._divided:
             return
         name = self._shared(p for group in optimizer.param_groups for p in group["params"])
         if name and called_by_trainer(caller):  # an optimizer inside of the Trainer's, say
+            return
+        if name and self._priority:
+            raise RuntimeError(
+                f"a second optimizer ({type(optimizer).__name__}) updates parameter {name!r} of a model that a Trainer "
+                "trains with priority, where .grad has this rank's gradients alone: give the Trainer one optimizer, "
+                "with groups for what is to be treated otherwise, or say priority = False"
+            )
+        if self._plan is None:
             return
         if name and self._plan.shard != "none":
             raise RuntimeError(
@@ -90,6 +99,16 @@ class Claim:
 
 
 _claims: list[Claim] = []
+
+
+def check_undivided(model: torch.nn.Module) -> None:
+    """Raise a ValueError if a Trainer has divided this model among ranks, which stays so without it."""
+    _claims[:] = [one for one in _claims if one._model() is not None]
+    if any(one._divided and one._shared(model.parameters()) for one in _claims):
+        raise ValueError(
+            "a Trainer has divided this model among ranks before, and each has its part alone: build the model "
+            "anew, and have it load the state_dict() or a checkpoint of that Trainer"
+        )
 
 
 @functools.cache  # once a process

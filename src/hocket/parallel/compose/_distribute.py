@@ -16,6 +16,7 @@ from ..data import DataParallel, synchronise
 from ..mesh import Mesh, World, own_gpu
 from ..mesh import world as _world
 from ..state import Deferred, broadcast_optimizer_state
+from ._claim import check_undivided
 from ._refusals import check_carried_out, check_optimizer, check_plain, use_choices
 
 
@@ -94,6 +95,7 @@ def distribute(
     """
     if isinstance(model, DataParallel) or isinstance(loader, SharedLoader):
         raise ValueError("what hocket.distribute has returned must not be distributed again")
+    check_undivided(model)
     check_plain(model)
     optimizers = optimizer if isinstance(optimizer, list | tuple) else [] if optimizer is None else [optimizer]
     for one in optimizers:

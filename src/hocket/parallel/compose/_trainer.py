@@ -138,13 +138,13 @@ class Trainer:
         self.steps = 0
         self.grad_norm: float | None = None
         self._loss_fn = loss_fn
-        self._claim = Claim(model, optimizer)
+        self._claim = Claim(self, model, optimizer)
         self._composition: Composition = compose(
             model, loss_fn, optimizer, self.plan, world, sample=sample, loss_form=self._loss_form
         )
         self._mesh = self._composition.mesh
         self._loss_check = LossCheck(self._composition, self._loss_form)
-        settle = self.finish if self.plan.synchronisation == "every_step" else None
+        settle = self._composition.finish if self.plan.synchronisation == "every_step" else None
         self._splitter = BatchSplitter(self._mesh["data"], taken, targeted=targeted, settle=settle)
         self._errors = StepErrors(self._mesh)
         self._claim.settle(model, self.plan, local=self._composition.local, divided=self._guard(model, world))

@@ -452,7 +452,10 @@ class DataParallel(torch.nn.Module):
         self._use_batch()
         if self._looks:
             _exchanged.end()
-        if reducer is None or len(roots) != 1:
+        if reducer is None:
+            return
+        reducer.due = False
+        if len(roots) != 1:
             return
         again = not reducer.awaits_backward  # another loss of one forward pass, which may divide by something else
         if again and not torch_adapter.reaches(roots[0], self._made):
@@ -464,6 +467,7 @@ class DataParallel(torch.nn.Module):
         waiting = [m for m in _living if m._reducer is not None and m._reducer.awaits_backward]
         if len(waiting) > 1 and not torch_adapter.reaches(roots[0], self._made):
             return  # another model's loss
+        reducer.due = True
         if note is None or note.share is None or self._loss_reduction == "sum":
             if note is not None and roots[0].numel() == 1:
                 note.summed = roots[0].detach() if self._loss_reduction == "sum" else None

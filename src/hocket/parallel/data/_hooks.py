@@ -12,6 +12,8 @@ from ..batches import trees as _trees
 class Receiver(Protocol):
     """Who wants to know that a gradient is complete."""
 
+    due: bool  # whether the back-propagation under way, or about to begin, is of its passes
+
     def ready(self, number: int, parameter: torch.Tensor) -> None:
         """Take notice that the gradient of parameter `number` is complete."""
 
@@ -25,17 +27,36 @@ class Ready:
 
     def __call__(self, parameter: torch.Tensor) -> None:
         receiver = self._receiver()
-        if receiver is not None:
+        if receiver is not None and receiver is self.owner(parameter):
             receiver.ready(self._number, parameter)
+
+    @staticmethod
+    def owner(parameter: torch.Tensor) -> Receiver | None:
+        """Return which of those that want to know it is told: models that are trained apart may share parameters.
+
+        Each gradient is averaged once, by the first of those whose passes it comes from.
+        """
+        hooks = [hook for hook in _hooks_of(parameter)[1].values() if isinstance(hook, Ready)]
+        there = [one for hook in hooks if (one := hook._receiver()) is not None]
+        return next((one for one in there if one.due), there[0] if there else None)
 
 
 class Scale:
-    """A hook that scales gradients on their way to `.grad`."""
+    """A hook that scales gradients on their way to `.grad`.
 
-    def __init__(self, factor: float) -> None:
-        self._factor = factor
+    Args:
+        factor: By what.
+        told: A weak reference to what says whether the gradient of parameter `number` is one to scale.
+        number: Of the hook's parameter.
+    """
+
+    def __init__(self, factor: float, told: Callable[[], Callable[[int], bool] | None], number: int) -> None:
+        self._factor, self._told, self._number = factor, told, number
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
+        told = self._told()
+        if told is None or not told(self._number):
+            return gradient
         # What weighs nothing must not be heard of even if it is infinite.
         return gradient * self._factor if self._factor else torch.zeros_like(gradient)
 

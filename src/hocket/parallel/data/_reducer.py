@@ -53,6 +53,7 @@ class GradientReducer:
         self._hooks: dict[int, Any] = {}
         self.weight = 1.0  # of this rank's gradients in the average
         self.averaged = 0  # how often gradients have been averaged
+        self.due = False  # whether the back-propagation under way, or about to begin, is of its passes
         self._weight_hooks: list[Any] = []
         self._lock = threading.Lock()
         self._unsynchronised = 0  # how many no_sync blocks we are in
@@ -102,6 +103,15 @@ class GradientReducer:
             self._build()  # parameters have been frozen, thawed or converted
         if self._order_observed:
             self._adopt_order()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Open a block in which gradients are averaged by this reducer, and by no other of the same parameters."""
+        self.due = True
+        try:
+            yield
+        finally:
+            self.due = False
 
     @contextlib.contextmanager
     def one_backward(self) -> Iterator[None]:
@@ -195,10 +205,14 @@ class GradientReducer:
             handle.remove()
         self._weight_hooks.clear()
         if self.weight != 1.0:
-            scale = Scale(self.weight)
-            for parameter in self._parameters:
+            told = weakref.WeakMethod(self._is_told)
+            for number, parameter in enumerate(self._parameters):
                 if parameter.requires_grad:
+                    scale = Scale(self.weight, told, number)
                     self._weight_hooks.append(parameter.register_hook(scale))  # type: ignore[no-untyped-call]
+
+    def _is_told(self, number: int) -> bool:
+        return Ready.owner(self._parameters[number]) is self
 
     def _adopt_order(self) -> None:
         """Lay out the buckets once more, by the order in which rank 0's first gradients arrived."""

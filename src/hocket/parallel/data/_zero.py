@@ -195,13 +195,14 @@ class ShardedOptimizer(ShardingStrategy):
         """See ShardingStrategy. Where gradients are not kept, those of every pass are reduced."""
         reducer = self._reducer
         self._take_back()
-        with nullcontext() if last or not self._scatter.attaches else reducer.no_sync(), reducer.one_backward():
+        quiet = nullcontext() if last or not self._scatter.attaches else reducer.no_sync()
+        with reducer.alone(), quiet, reducer.one_backward():
             yield
 
     @contextmanager
     def adding(self) -> Iterator[None]:
         self._take_back()
-        with self._reducer.no_sync():
+        with self._reducer.alone(), self._reducer.no_sync():
             self._reducer.prepare()
             yield
 

@@ -50,6 +50,12 @@ class Prioritised(ShardingStrategy):
     ) -> None:
         self._pending: set[int] = set()
         self._broken = False
+        if not hasattr(optimizer, "register_state_dict_pre_hook"):
+            raise ValueError(
+                f"with priority updates are made as gradients arrive, and {type(optimizer).__name__} is no "
+                "torch.optim.Optimizer, whose state_dict cannot be told to wait for them: derive it from that class, "
+                "or say priority = False"
+            )
         super().__init__(replicated(parameters, places, world), replicated(frozen, places, world))
         self._model = model
         self._names, self._parameters = list(parameters), list(parameters.values())
@@ -66,7 +72,7 @@ class Prioritised(ShardingStrategy):
         self._flags: list[list[tuple[int, int]]] = [[] for _ in self._parameters]  # where a use is told: chunk, at
         self._left: list[int] = []  # of each chunk, gradients that have not arrived
         self._steps = 0
-        self._last = False
+        self._last = self.due = False
         self._factor = 1.0
         self._arrived: set[int] = set()
         self._overdue: set[int] = set()  # updated after forward only, because no module had asked for them
@@ -86,7 +92,7 @@ class Prioritised(ShardingStrategy):
                 "an earlier forward or backward pass was left by an exception while gradients were on their way, so "
                 "that ranks differ: make a new Trainer, or say priority = False to go on after exceptions"
             )
-        self._last, self._broken = last, True
+        self._last, self.due, self._broken = last, True, True
         self._overdue.clear()
         if self._steps == 0:
             with watched(self._model, self._parameters) as users:
@@ -97,7 +103,7 @@ class Prioritised(ShardingStrategy):
             yield
             if last:
                 self._end()
-        self._broken = False
+        self.due = self._broken = False
 
     def scale(self, factor: float) -> None:
         """See ShardingStrategy. Gradients are on their way still, and are multiplied when they are there."""
@@ -230,7 +236,7 @@ class Prioritised(ShardingStrategy):
                 f"parameter {name!r} was used by a module that had not used it in the first step, before its update: "
                 "where which layers are computed changes from step to step, say priority = False"
             )
-        if not self._last:
+        if not (self._last and self.due):
             return
         if not self._left:
             self._begin()
