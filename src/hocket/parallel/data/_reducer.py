@@ -343,7 +343,7 @@ class GradientReducer:
         for i, (bucket, slot) in self._slots.items():
             if self._arrived[i]:
                 continue
-            if self._parameters[i].grad is None:
+            if self._parameters[i].grad is None or not self._is_told(i):
                 self._reduction.open(bucket)
                 bucket.writable(slot).zero_()
                 self._absent.append(i)
