@@ -13,8 +13,10 @@ import hocket
 from hocket.planner import Plan
 from hocket.testing import run_ranks
 
+from ..under_way import hidden_until_waited_for
+
 PLANS = {
-    "data": Plan(),
+    "data": Plan(bucket_bytes=4096),
     "priority": Plan(priority=True),
     "optimizer": Plan(shard="optimizer"),
     "gradients": Plan(shard="gradients"),
@@ -28,12 +30,6 @@ Y = torch.linspace(0, 1, 8 * 8, dtype=torch.float64).view(8, 8)
 def model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 8)).double()
-
-
-def large() -> nn.Sequential:
-    """Return a model whose gradients are on their way for long enough to be seen half reduced."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 8)).double()
 
 
 def squares(output: torch.Tensor, _: Any) -> torch.Tensor:
@@ -68,7 +64,7 @@ def two_optimizers(plan: Plan | None, second: str = "Adam") -> list[float]:
 
 
 def two_trainers(plan: Plan | None) -> list[float]:
-    net = large()
+    net = model()
     steps = [
         step_of(net, loss_fn, torch.optim.SGD(net.parameters(), 0.01), plan)
         for loss_fn in (nn.functional.mse_loss, squares)
@@ -78,7 +74,7 @@ def two_trainers(plan: Plan | None) -> list[float]:
 
 def one_after_another(plan: Plan | None, *, kept: bool = False) -> list[float]:
     """Train by a Trainer and then by a new one, which is what errors of the first may advise."""
-    net, losses, steps = large(), [], []
+    net, losses, steps = model(), [], []
     for loss_fn in (nn.functional.mse_loss, squares):
         step = step_of(net, loss_fn, torch.optim.SGD(net.parameters(), 0.01), plan)
         losses += [float(step((X, Y))) for _ in range(3)]
@@ -168,7 +164,8 @@ def said(act: Any, *args: Any) -> Any:
 
 
 def each(name: str) -> dict[str, Any]:
-    found = {act: said(do, PLANS[name]) for act, do in ACTS.items()}
+    with hidden_until_waited_for():
+        found = {act: said(do, PLANS[name]) for act, do in ACTS.items()}
     return {**found, "whole": said(two_optimizers, PLANS[name], "Adafactor")}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -12,14 +13,22 @@ from torch.utils.data import DataLoader, TensorDataset
 import hocket
 from hocket.testing import run_ranks
 
-WIDTH = 1024  # of which a bucket is on its way for long enough to be seen half reduced
+from ..under_way import hidden_until_waited_for
+
+WIDTH = 32
 
 
-def trained(ways: list[str]) -> dict[str, list[float]]:
-    return {way: _trained(way) for way in ways}
+@functools.cache
+def results(n: int) -> list[dict[str, list[float]]]:
+    return run_ranks(all_ways, n)
 
 
-def _trained(way: str) -> list[float]:
+def all_ways() -> dict[str, list[float]]:
+    with hidden_until_waited_for():
+        return {way: trained(way) for way in WAYS}
+
+
+def trained(way: str) -> list[float]:
     torch.manual_seed(0)
     body = nn.Sequential(nn.Linear(16, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh()).double()
     models: list[Any] = [nn.Sequential(body, nn.Linear(WIDTH, 4)).double() for _ in range(2)]
@@ -51,8 +60,11 @@ def _trained(way: str) -> list[float]:
     return [float(p.detach().square().sum()) for model in models for p in model.parameters()] + seen
 
 
-@pytest.mark.parametrize("way", ["by turns", "hooked", "one after another", "summed"])
+WAYS = ["by turns", "hooked", "one after another", "summed"]
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_as_on_one_rank(way: str) -> None:
-    (alone,) = run_ranks(trained, 1, [way])
-    for rank in run_ranks(trained, 2, [way]):
+    (alone,) = results(1)
+    for rank in results(2):
         assert rank[way] == pytest.approx(alone[way], rel=1e-11)
