@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -19,7 +20,7 @@ class _Work:
 
     def __init__(self, work: Any, tensor: torch.Tensor, result: torch.Tensor) -> None:
         self._work, self._tensor, self._result = work, tensor, result
-        self._given = False
+        self._given, self._lock = False, threading.Lock()
 
     def wait(self, *args: Any) -> Any:
         done = self._work.wait(*args)
@@ -37,9 +38,10 @@ class _Work:
 
     @torch.no_grad()
     def _give(self) -> None:
-        if not self._given:
-            self._given = True
-            self._tensor.copy_(self._result)
+        with self._lock:  # several threads may wait
+            if not self._given:
+                self._tensor.copy_(self._result)
+                self._given = True
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -147,3 +148,36 @@ def joined() -> str:
 def test_samples_that_a_loop_makes_of_a_part_are_refused() -> None:
     for said in run_ranks(joined, 2):
         assert "was given something else on rank 1 than on rank 0" in said
+
+
+class Noisy(nn.Module):
+    """A model that draws one number for its whole batch, by torch or by numpy; or none."""
+
+    def __init__(self, draw: str) -> None:
+        super().__init__()
+        self.draw = draw
+        self.layers = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and self.draw:
+            x = x * float(torch.rand(()) if self.draw == "torch" else np.random.rand())
+        return self.layers(x)
+
+
+def seeded_by_rank(draw: str) -> str:
+    torch.manual_seed(0)
+    model, x = Noisy(draw), torch.randn(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, plan=Plan(tensor_parallel_degree=2), sample=x)
+    torch.manual_seed(dist.get_rank())
+    np.random.seed(dist.get_rank())
+    try:
+        return str([float(trainer.step((x, x))) for _ in range(3)])
+    except RuntimeError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("draw", ["torch", "numpy", ""])
+def test_ranks_that_share_samples_and_draw_are_to_be_seeded_alike(draw: str) -> None:
+    for found in run_ranks(seeded_by_rank, 2, draw):
+        assert found.startswith("[") if not draw else f"draws random numbers ({draw})" in found

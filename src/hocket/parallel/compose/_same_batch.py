@@ -1,12 +1,16 @@
 """Sees that ranks which are to compute with one batch were given one: another on each would be no batch's result."""
 
-from collections.abc import Callable
+import pickle
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ..batches import BatchEntry, digest, due, entries_of
 from ..mesh import World
+from ..state import random_state
 
 
 class SameBatch:
@@ -77,6 +81,55 @@ class SameCalls:
 
     def __reduce__(self) -> Any:  # of a model that is saved whole
         return _hook_of_none, ()
+
+
+class SameNumbers:
+    """Sees that ranks which compute the same samples draw the same random numbers, in as many steps as `SameBatch`.
+
+    Args:
+        worlds: Of this rank, those whose ranks each compute a part of what the same samples give.
+    """
+
+    def __init__(self, worlds: Sequence[World]) -> None:
+        self._worlds = [one for one in worlds if one.size > 1]
+        self._calls = 0
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Open a block for the passes of a step; a collective operation.
+
+        Raises:
+            RuntimeError: ranks draw, and the states of their random generators differ; on every rank of a world.
+        """
+        self._calls += 1
+        if not (self._worlds and due(self._calls)):
+            yield
+            return
+        before = _marks()
+        unlike = [_unlike(world.from_all(before)) for world in self._worlds]
+        yield
+        for world, kinds in zip(self._worlds, unlike, strict=True):
+            after = _marks()
+            drawn = world.from_all({kind for kind in kinds if after[kind] != before[kind]}) if kinds else []
+            if found := sorted(set().union(*drawn)):
+                raise RuntimeError(
+                    f"the model or loss_fn draws random numbers ({', '.join(found)}), and the generators of ranks that "
+                    "compute the same samples are in unlike states, so that the result would be no one's: seed them "
+                    "alike, by torch.manual_seed(seed) and not by seed + rank; ranks with other samples draw others "
+                    "anyway"
+                )
+
+
+def _marks() -> dict[str, int]:
+    states = random_state().items()
+    return {
+        kind: zlib.crc32(one.numpy().tobytes() if isinstance(one, torch.Tensor) else pickle.dumps(one))
+        for kind, one in states
+    }
+
+
+def _unlike(everyone: Sequence[dict[str, int]]) -> list[str]:
+    return [kind for kind in everyone[0] if len({one[kind] for one in everyone}) > 1]
 
 
 def _hook_of_none() -> Any:

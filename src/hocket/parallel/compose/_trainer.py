@@ -57,7 +57,7 @@ from ._outside import (
 from ._passes import loss_of_model, shared
 from ._predict import Predictor, is_loader, joined
 from ._preemption import Preemption
-from ._same_batch import SameBatch, SameCalls
+from ._same_batch import SameBatch, SameCalls, SameNumbers
 from ._step_errors import StepErrors
 from ._step_log import StepLog
 
@@ -158,6 +158,7 @@ class Trainer:
             self._marks = ReplicaMarks(whole if self._composition.local else {})
             self._marks.follow(optimizer, counted=False)
         self._same = {kind: SameBatch(world, f"trainer.{kind}") for kind in ("step", "evaluate")}
+        self._same_numbers = SameNumbers([self._mesh[one.name] for one in inner() if one.divides != "layers"])
         self._log = StepLog()
         note_plan(self.plan)
         self._trial = BucketTrial.of(self._composition) if automatic else None
@@ -283,7 +284,8 @@ class Trainer:
 
     def _step(self, parts: Sequence[BatchPart]) -> torch.Tensor:
         first, sharded = self.steps == 0, self.plan.shard == "parameters"
-        with called_alike(self._composition.model, self._mesh, sharded=sharded) if first else nullcontext():
+        alike = called_alike(self._composition.model, self._mesh, sharded=sharded) if first else nullcontext()
+        with alike, self._same_numbers.drawing():
             loss = self._composition.passes.train(parts)
         self._clip()
         self._composition.update()
