@@ -175,7 +175,8 @@ class DataParallel(torch.nn.Module):
         share = None if note is None else note.share
         if share is not None and self._outputs is not None and not self._looked:
             summed = None if note is not None and note.stated else self._loss_reduction == "sum"
-            self._apart = look_apart(self.module, inputs, share.samples, summed=summed)
+            alone = None if note is None else note.alone_like(inputs)
+            self._apart = look_apart(self.module, inputs, share.samples, summed=summed, alone=alone)
             self._refuse_parameters(self._apart.changing if self._apart is not None else [])
             if self._draws is not None:
                 self._numbers.look()
