@@ -213,10 +213,13 @@ def cut_fields(inputs: Any, target: Any, begin: int, end: int, samples: int) -> 
     return (some[0] if isinstance(inputs, Mapping) else _trees.like_sequence(inputs, some)), goal
 
 
-def samples_in(batch: Any) -> int:
-    """Return how many samples a batch has: the length of its first tensor that has a dimension; 0 if there is none."""
+def samples_in(batch: Any, expected: int | None = None) -> int:
+    """Return how many samples a batch has: the length of its first tensor that has a dimension; 0 if there is none.
+
+    How many are `expected` tells whether a list has an entry for each.
+    """
     try:
-        return Cutter(None).size(batch)
+        return Cutter(expected).size(batch)
     except (TypeError, ValueError):
         return _axis(batch) or 0
 

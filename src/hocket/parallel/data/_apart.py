@@ -88,13 +88,18 @@ def look_apart(
     module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
     hooks = [hook for one in module.modules() for hook in one._forward_hooks.values()]
     hooked = any(not getattr(hook, "__module__", "").startswith("torch.") for hook in hooks)  # or observers
-    if samples < 2 or samples_in(inputs) != samples or hooked:
+    if samples < 2 or samples_in(inputs, samples) != samples or hooked:
         return None
     cut = max(1, samples // 2 - (samples >= 6))  # uneven, so that weights matter
     parts = [(0, cut), (cut, samples)]
     tolerances = _Tolerances(module)
     found = Apart(batch_second=any(map(_takes_batch_second, module.modules())))
     left: dict[str, str] = {}
+    cutter = Cutter(samples)
+
+    def run(begin: int, end: int) -> _ApartRun:
+        return _run(module, probe, cutter.cut(inputs, begin, end, samples), 0, end - begin)
+
     with ExitStack() as stack:
         stack.enter_context(undisturbed([module]))
         stack.enter_context(torch_adapter.without_collectives())
@@ -104,21 +109,27 @@ def look_apart(
             for calm, quiet in LESS_RANDOM:
                 calm([module])
                 stack.enter_context(quiet())
-                whole = _run(module, probe, inputs, 0)
+                whole = _run(module, probe, inputs, 0, samples)
                 left = left or _sums(module)
-                again = _run(module, probe, inputs, 1)
+                again = _run(module, probe, inputs, 1, samples)
                 if all(tolerances.close(a, b, 1e-2) for a, b in zip(whole.outputs, again.outputs, strict=True)):
                     break
             else:
                 found.changing = _changed(left, module)
                 return found if found.changing else None
-            some = [_run(module, probe, Cutter(None).cut(inputs, *part), 0) for part in parts]
+            try:
+                some = [run(*part) for part in parts]
+            except _ModelError:
+                if any(len(one) != samples for one in tensors_in(inputs) if one.dim()):
+                    raise
+                cutter = Cutter(0)  # lists may have an entry for each field, and as many as there are samples
+                some = [run(*part) for part in parts]
         except _ModelError:
             return None
         with suppress(_ModelError):
             if alone is not None:
-                mine = _run(module, probe, Cutter(None).cut(inputs, alone.begin, alone.end), 0).outputs
-                theirs = _run(module, probe, alone.batch, 0).outputs
+                mine = run(alone.begin, alone.end).outputs
+                theirs = _run(module, probe, alone.batch, 0, alone.end - alone.begin).outputs
                 said = [_unlike_padded(a, b, tolerances) for a, b in zip(mine, theirs, strict=False)]
                 found.padded = {i: one for i, one in enumerate(said) if one}
     found.changing = _changed(left, module)
@@ -249,7 +260,7 @@ def _unlike_padded(one: torch.Tensor, other: torch.Tensor, tolerances: _Toleranc
     return f"{min(_distance(*pair) for pair in rows):.2g} off, relative"
 
 
-def _run(module: torch.nn.Module, probe: StateProbe, arguments: Any, number: int) -> _ApartRun:
+def _run(module: torch.nn.Module, probe: StateProbe, arguments: Any, number: int, samples: int) -> _ApartRun:
     args, kwargs = mapped(arguments, lambda one: one.detach().clone().requires_grad_(one.requires_grad))  # for itself
     with undisturbed([module]), torch.enable_grad():
         seed(number)
@@ -257,7 +268,7 @@ def _run(module: torch.nn.Module, probe: StateProbe, arguments: Any, number: int
             outputs = tensors_in(module(*args, **kwargs))
         except Exception as error:
             raise _ModelError from error
-        counts = [divisors(one, samples_in(arguments)) if one.numel() == 1 else () for one in outputs]
+        counts = [divisors(one, samples) if one.numel() == 1 else () for one in outputs]
         return _ApartRun([one.detach().requires_grad_(one.requires_grad) for one in outputs], counts, probe.now())
 
 
