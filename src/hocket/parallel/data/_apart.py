@@ -130,8 +130,8 @@ def look_apart(
             if alone is not None:
                 mine = run(alone.begin, alone.end).outputs
                 theirs = _run(module, probe, alone.batch, 0, alone.end - alone.begin).outputs
-                said = [_unlike_padded(a, b, tolerances) for a, b in zip(mine, theirs, strict=False)]
-                found.padded = {i: one for i, one in enumerate(said) if one}
+                unlike = [_unlike_padded(a, b, tolerances) for a, b in zip(mine, theirs, strict=False)]
+                found.padded = {i: one for i, one in enumerate(unlike) if one}
     found.changing = _changed(left, module)
     if any(len(one.outputs) != len(whole.outputs) for one in some):
         return found
