@@ -312,3 +312,24 @@ def test_ranges_of_fake_quantization_are_found_while_they_follow_the_batch() -> 
     found = look_apart(model, inputs, 8, summed=None)
     assert found is not None
     assert not found.wrong
+
+
+class Ranked(nn.Module):
+    """Takes a list of a mapping for each text of a pair, and computes a loss with in-batch negatives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 8)
+
+    def forward(self, texts: list[dict[str, torch.Tensor]], labels: torch.Tensor) -> torch.Tensor:
+        one, other = (self.inner(text["x"]) for text in texts)
+        return F.cross_entropy(one @ other.T, torch.arange(len(labels)))
+
+
+@pytest.mark.parametrize("samples", [2, 4])
+def test_a_list_of_mappings_as_long_as_the_arguments_or_the_batch_has_one_for_each_field(samples: int) -> None:
+    torch.manual_seed(0)
+    texts = [{"x": torch.randn(samples, 4).double()} for _ in range(2)]
+    found = look_apart(Ranked().double(), ((texts, torch.zeros(samples)), {}), samples, summed=False)
+    assert found is not None
+    assert "its loss of the batch" in found.wrong[0]

@@ -336,13 +336,20 @@ def gradients() -> list[str]:
     found.append(error_of(lambda: torch.func.vmap(by_sample, (None, 0))(dict(other.module.named_parameters()), x)))
     with model.no_sync():
         found.append(error_of(lambda: torch.autograd.grad(model(x).mean(), list(model.parameters()))))
-    return found
+    penalised, _, loader = hocket.distribute(network(), None, DataLoader(data(), batch_size=8))
+    x, _ = next(iter(loader))
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        out = penalised(x.requires_grad_())
+        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        (out.sin().mean() + slope.square().sum(1).mean()).backward()
+    return [*found, " ".join(str(one.message) for one in heard)]
 
 
 def test_gradients_that_nobody_averages_are_refused(ranks: list[dict[str, Any]]) -> None:
-    for rank, (parameters, inputs, *by_mean, by_sample, own) in enumerate(one["gradients"] for one in ranks):
+    for rank, (parameters, inputs, *by_mean, by_sample, own, penalty) in enumerate(one["gradients"] for one in ranks):
         assert "without averaging them over ranks" in parameters
-        assert (inputs, by_sample, own) == ("", "", "")
+        assert (inputs, by_sample, own, penalty) == ("", "", "", "")
         for said in by_mean:
             assert ("2 times that of one device, whose mean is over 8" in said) == (rank == 0)
 

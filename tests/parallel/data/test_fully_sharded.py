@@ -231,6 +231,18 @@ class Decaying(Squared):
         return sum(one.square().sum() for one in self.parameters())  # type: ignore[return-value]
 
 
+class Flattened(nn.Module):
+    """Has all parameters of a block in one tensor, as an adjoint method of differential equations has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), nn.Linear(3, 1)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = torch.cat([one.flatten() for one in self.layers[0].parameters()])
+        return self.layers[1](self.layers[0](x))[..., 0] + flat.sum()  # type: ignore[no-any-return]
+
+
 class Early(nn.Module):
     """Calls a part of a block before the block."""
 
@@ -250,6 +262,7 @@ REFUSED = {
     Replaced: "stands in the place of parameter 'inner.0.bias'.*say shard = 'gradients'",
     Early: "gradient of parameter 'layers.0.0.weight' came after.*say shard = 'gradients'",
     Decaying: "outside of the block that they belong to.*say shard = 'gradients'",
+    Flattened: "outside of the block that they belong to.*say shard = 'gradients'",
 }
 
 

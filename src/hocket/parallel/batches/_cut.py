@@ -213,10 +213,13 @@ def cut_fields(inputs: Any, target: Any, begin: int, end: int, samples: int) -> 
     return (some[0] if isinstance(inputs, Mapping) else _trees.like_sequence(inputs, some)), goal
 
 
-def samples_in(batch: Any) -> int:
-    """Return how many samples a batch has: the length of its first tensor that has a dimension; 0 if there is none."""
+def samples_in(batch: Any, expected: int | None = None) -> int:
+    """Return how many samples a batch has: the length of its first tensor that has a dimension; 0 if there is none.
+
+    How many are `expected` tells whether a list has an entry for each.
+    """
     try:
-        return Cutter(None).size(batch)
+        return Cutter(expected).size(batch)
     except (TypeError, ValueError):
         return _axis(batch) or 0
 
@@ -236,7 +239,11 @@ class BatchPart:
 
     def copied(self) -> BatchPart:
         """Return the same, for a pass besides the program's own: a model or loss may change what it gets in place."""
-        inputs, target = _trees.mapped((self.inputs, self.target), lambda one: one.detach().clone())
+        return self.mapped(lambda one: one.detach().clone())
+
+    def mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> BatchPart:
+        """Return the same of tensors that are changed."""
+        inputs, target = _trees.mapped((self.inputs, self.target), change)
         return BatchPart(inputs, target, self.samples, self.total)
 
 
@@ -317,9 +324,12 @@ class BatchSplitter:
 
     def whole(self, batch: Any) -> BatchPart | None:
         """Return all of a batch of which `parts` has been asked; None where this rank has a part of it alone."""
+        return None if self.gave_part else self.part_of(batch, self._cutter.size(batch))
+
+    def part_of(self, batch: Any, samples: int) -> BatchPart:
+        """Return all of a batch of so many samples as one part."""
         values: Any = dict(batch) if isinstance(batch, Mapping) else tuple(batch)
-        size = self._cutter.size(values)
-        return None if self.gave_part else self._part(values, BatchShard(0, size, size, 1), 1, 0)
+        return self._part(values, BatchShard(0, samples, samples, 1), 1, 0)
 
     def _shared(self, values: Any, size: int) -> BatchShard | None:
         """Return which part of the global batch `values` is; None where it is the global batch, yet to be cut."""

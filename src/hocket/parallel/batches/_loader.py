@@ -18,6 +18,7 @@ from ..mesh import world as _world
 from . import _batch_shard
 from . import batch as _batch
 from ._batch_shard import BatchShard
+from ._collated import Alone, Shown
 from ._cut import Cutter
 from ._generators import own_generators, put_back_generators, state_of
 from ._loss_form import number
@@ -64,6 +65,7 @@ class SharedLoader:
         self._leaves = False  # whether it had left the one before, too, and begun a new epoch then
         self._seed_samples = seed_samples
         self._by_index = loads_by_index(loader)
+        self._alone: Alone | None = None  # some samples of the first batch as they are without the others
         self._upcoming = 0  # the epoch that the next iteration is to be
         self._position = 0  # the epoch for which the random numbers stand ready
         self._stream: RandomStream | None = None
@@ -127,6 +129,11 @@ class SharedLoader:
             self._sampler.begin()  # before the seed is drawn, as torch does
             self._worker_generator.manual_seed(mix(draw_worker_seed(self.loader, epoch), self._among.rank))
         for part in opened(self._inner):
+            if isinstance(part, Shown):
+                self._alone = part.alone
+                if self._keep_step and any(self.world.from_all(part.mixed)) and self.world.rank == 0:
+                    warnings.warn(_MIXED, stacklevel=2)
+                part = part.batch
             self._begun += 1
             self._compare(self._sampler.skipped)
             share, self._last = shares.popleft()
@@ -356,7 +363,9 @@ class DistributedLoader(SharedLoader):
             if self.between is not None:
                 self.between()
             for share, part in loading(self._parts()):
-                _batch.enter(self, share, part, *self._counted(share, part), drawn=self._last or ())
+                alone, self._alone = self._alone, None
+                counted = self._counted(share, part)
+                _batch.enter(self, share, part, *counted, drawn=self._last or (), alone=alone)
                 yield part
                 if self.between is not None and self.inside:
                     self.between()
@@ -402,6 +411,14 @@ class ShardedLoader(SharedLoader):
         whole, rest = divmod(len(batches.sampler), batches.batch_size)  # type: ignore[arg-type]
         rank = self._among.rank
         return whole * (batches.batch_size > rank) + (rest > rank and not batches.drop_last)
+
+
+_MIXED = (
+    "the loader's collate_fn gives a sample something else beside other samples (it mixes them, normalises by them, "
+    "takes negatives of them), and each rank calls it with its own part of a batch: losses are not those of one "
+    "device. Do it for each sample, in the data set; or pass an object whose __iter__ gives the DataLoader's batches, "
+    "of which every rank loads all and keeps its part"
+)
 
 
 def _mark(batch: Any) -> int:

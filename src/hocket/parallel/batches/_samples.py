@@ -10,14 +10,15 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from . import _rng
 from ._batch_shard import BatchShard
-from ._generators import OwnGenerators
+from ._collated import look_at_collating
+from ._generators import OwnGenerators, state_of
 from ._rng import RandomStream
 from ._workers import opened
 
 Key = tuple[int, Any, int]
 """How a sample is asked for: epoch, the sampler's index, and the sample's place in the epoch's sequence."""
 
-_OWN = ("_dataset", "_seed", "_first", "_generators")
+_OWN = ("_dataset", "_seed", "_first", "_generators", "_looks")
 _END = object()
 
 
@@ -30,18 +31,21 @@ class SeededDataset(Dataset[Any]):
     """
 
     _first: Key | None  # that was asked for last
+    _looks: bool  # whether it was for the first batch
     _generators: OwnGenerators
 
     def __init__(self, dataset: Any, seed: int | None) -> None:
         object.__setattr__(self, "_dataset", dataset)
         object.__setattr__(self, "_seed", None if is_deterministic(dataset) else seed)
         object.__setattr__(self, "_first", None)
+        object.__setattr__(self, "_looks", False)
         object.__setattr__(self, "_generators", OwnGenerators(dataset))
 
     def __getitems__(self, keys: Sequence[Key]) -> Sequence[Any]:
         dataset, seed = self._dataset, self._seed
         many = getattr(dataset, "__getitems__", None)
         object.__setattr__(self, "_first", keys[0])
+        object.__setattr__(self, "_looks", isinstance(keys, _FirstKeys))
         if seed is None:
             indices = [index for _, index, _ in keys]
             return many(indices) if callable(many) else [dataset[i] for i in indices]
@@ -89,13 +93,22 @@ class SeededCollate:
         self._seed = seed
 
     def __call__(self, samples: Any) -> Any:
-        """Return the batch."""
+        """Return the batch; of the first one a `Shown`, with what was seen as it was made."""
+        return look_at_collating(self._drawing, samples) if self._dataset._looks else self._drawing(samples)[0]
+
+    def _drawing(self, samples: Any) -> tuple[Any, bool]:
         assert self._dataset._first is not None
         epoch, _, place = self._dataset._first
         own = self._generators.of(epoch)
         with _rng.restored(own):
             _rng.seed_everything(_rng.mix(self._seed, epoch, place, 0), own)
-            return self._collate(samples)
+            before = self._states(own) if self._dataset._looks else ""
+            batch = self._collate(samples)
+            return batch, self._dataset._looks and before != self._states(own)
+
+    def _states(self, own: Any) -> str:
+        torch_state, *others = _rng.RngStates.now()
+        return repr((torch_state.tolist(), others, [state_of(one) for one in own]))
 
 
 def is_deterministic(dataset: Any) -> bool:
@@ -105,6 +118,10 @@ def is_deterministic(dataset: Any) -> bool:
     if type(dataset) is ConcatDataset:
         return all(is_deterministic(part) for part in dataset.datasets)
     return type(dataset) in (TensorDataset, list, tuple, range)
+
+
+class _FirstKeys(list[Key]):
+    """Those of the first batch that a loader gives."""
 
 
 class RankSampler:
@@ -144,6 +161,7 @@ class RankSampler:
         self._rank = rank
         self._keep_step = keep_step
         self._agree: Callable[[Any], None] | None = agree
+        self._kind: type[list[Key]] = _FirstKeys if world > 1 else list
 
     def begin(self) -> None:
         """Begin an epoch of the user's sampler, which may draw random numbers now, or with its first batch."""
@@ -170,7 +188,8 @@ class RankSampler:
                 begin, end = 0, 1
             if begin < end:
                 shares.append((share, indices))
-                yield [(epoch, indices[i], place + i) for i in range(begin, end)]
+                kind, self._kind = self._kind, list
+                yield kind((epoch, indices[i], place + i) for i in range(begin, end))
             place += len(indices)
 
 

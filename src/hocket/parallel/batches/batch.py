@@ -17,6 +17,7 @@ import torch
 
 from ..mesh import World
 from ._batch_shard import BatchShard
+from ._collated import Alone, alone_like
 from .trees import tensors_in
 
 
@@ -36,6 +37,7 @@ class Note:
     summed: torch.Tensor | None = None  # the latest loss, where ranks' losses add up to that of the batch
     tensors: tuple[weakref.ref[torch.Tensor], ...] = ()
     drawn: Sequence[Any] = ()  # what tells the whole batch from others, the same on every rank
+    alone: Alone | None = None  # some of its samples as they are without the others; None where they are the same
 
     @property
     def weight(self) -> float:
@@ -43,6 +45,10 @@ class Note:
         if self.counted is not None:
             return self.counted
         return 1.0 if self.share is None else self.share.weight
+
+    def alone_like(self, given: Any) -> Alone | None:
+        """Return what was made of the batch for those samples that are padded otherwise alone; None if unknown."""
+        return alone_like(given, [one() for one in self.tensors], self.alone)
 
     def part(self, inputs: Any) -> float:
         """Return what part of the batch a model is called with, by its inputs' memory; 0 where it is not known."""
@@ -94,10 +100,11 @@ def enter(
     counted: float | None = None,
     unit: float = 0.0,
     drawn: Sequence[Any] = (),
+    alone: Alone | None = None,
 ) -> None:
     """Note that `owner` is about to yield `batch`, whose weight is `counted`, of `unit` each, if that is known.
 
-    It is the part of the batch that `drawn` tells.
+    It is the part of the batch that `drawn` tells; some samples of it are padded otherwise `alone`.
     """
     global _last, _trained
     tensors = [tensor for tensor in tensors_in(batch) if tensor.layout is torch.strided and tensor.numel()]
@@ -106,7 +113,7 @@ def enter(
     nbytes = tuple(tensor.numel() * tensor.element_size() for tensor in tensors)
     places = tuple(_place(tensor) for tensor in tensors)
     _last = _open[id(owner)] = Note(share, storages, nbytes, places, counted, counted is not None, unit)
-    _last.tensors, _last.drawn = tuple(map(weakref.ref, tensors)), drawn
+    _last.tensors, _last.drawn, _last.alone = tuple(map(weakref.ref, tensors)), drawn, alone
     if share is not None:
         _trained = _last
         _recent[:] = [share, *(one for one in _recent if one != share)][:_AHEAD]

@@ -12,7 +12,7 @@ import torch
 from hocket.planner import PlanError, PlanFinding
 from hocket.workload.division import seed
 
-from ..batches import BatchPart, LossForm, MeasuredLoss, cut_fields, mapped, tensors_in, undisturbed
+from ..batches import Alone, BatchPart, LossForm, MeasuredLoss, cut_fields, mapped, tensors_in, undisturbed
 from ..data import (
     LESS_RANDOM,
     ForwardState,
@@ -27,6 +27,7 @@ from ..mesh import World
 from ._composition import Composition
 from ._loss_function import as_before, modules_in
 from ._loss_judge import LossJudge, LossVerdict, no_part, said
+from ._padding import WHOLE, refuse_unlike_padding
 from ._precision import exactly
 
 _SAMPLES = 8
@@ -63,12 +64,13 @@ class LossCheck:
             if count > 1
         ]
 
-    def run(self, part: BatchPart, batch: BatchPart | None = None) -> None:
+    def run(self, part: BatchPart, batch: BatchPart | None = None, alone: Alone | None = None) -> None:
         """Compare, and be done if there were samples enough that count for it; a collective operation.
 
         Args:
             part: This rank's part of the first batch.
             batch: All of the first batch, where every rank has it.
+            alone: Some of the part's samples as a `BatchPart`, if others pad them to another length.
 
         Raises:
             PlanError: the plan cuts batches, and the loss of a batch does not follow from that of its parts, or the
@@ -82,6 +84,7 @@ class LossCheck:
         if few is not None:
             with as_before(composition.passes.loss_fn):
                 self.done = self._run(few, batch)
+                refuse_unlike_padding(composition, self._form, few, alone, self._modules)
         if self.done and self._cuts:
             composition.passes.known.begin()
 
@@ -156,7 +159,7 @@ class LossCheck:
             what = (
                 "max_norm" if one.max_norm is not None else "scale_grad_by_freq" * (one.scale_grad_by_freq and trained)
             )
-            rule, remedy = f"{name} has {what}, which goes by all rows that a batch looks up", _WHOLE
+            rule, remedy = f"{name} has {what}, which goes by all rows that a batch looks up", WHOLE
             if one.sparse and trained and several and not what:
                 rule, remedy = f"{name} has sparse gradients, and ranks average dense ones only", "say sparse=False"
             elif not what:
@@ -309,7 +312,6 @@ class LossCheck:
 
 
 _LATER = "it is computed otherwise in this step, which was made, than in earlier ones (a term came?), and "
-_WHOLE = "take a plan that does not cut batches: tensor parallelism, a pipeline with micro_batches = 1, or one rank"
 _CHANGE = (
     "change parameters after trainer.step, or keep what is not trained in buffers (a teacher that follows its student, "
     "say)"
@@ -326,7 +328,7 @@ _GUARDED = (
 _REMEDY = (
     "if it is a mean over something else (tokens, weights), return (sum, count) from loss_fn, or pass loss_weight, "
     'which gives the count for a part of a batch; if it is a sum, say loss_reduction = "sum"; if samples meet in it '
-    "(in-batch negatives, a statistic of the batch), " + _WHOLE
+    "(in-batch negatives, a statistic of the batch), " + WHOLE
 )
 
 

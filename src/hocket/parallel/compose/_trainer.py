@@ -29,7 +29,7 @@ from ..batches import (
     LossForm,
     LossTally,
 )
-from ..batches.batch import put_back
+from ..batches.batch import current, put_back
 from ..data import Relaxation, ReplicaMarks
 from ..mesh import world as _world
 from ..state import IncompatibleKeys, StateBytes, checkpoint, clip, deferred, process_memory
@@ -269,7 +269,10 @@ class Trainer:
             if not parts[0].total:
                 raise ValueError("the batch has no samples, so that there is nothing to learn from: leave it out")
             if self._relaxation is None and not self._loss_check.done:
-                self._loss_check.run(self._splitter.parts(batch, 1)[0], self._splitter.whole(batch))
+                part, note = self._splitter.parts(batch, 1)[0], current(batch)
+                alone = None if note is None else note.alone_like(batch)
+                as_part = alone and alone._replace(batch=self._splitter.part_of(alone.batch, alone.end - alone.begin))
+                self._loss_check.run(part, self._splitter.whole(batch), as_part)
             begun_s = self._log.begin()
             loss = self._relaxation.step(parts, self._clip) if self._relaxation is not None else self._step(parts)
             self.steps += 1

@@ -1,6 +1,6 @@
 """Data parallelism: gradients averaged, and state replicated or sharded (ZeRO), compressed, prioritised or relaxed."""
 
-from ._apart import LESS_RANDOM, as_evaluated, as_trained, look_apart
+from ._apart import LESS_RANDOM, PADDED, as_evaluated, as_trained, look_apart
 from ._batch_norm import BroadcastBuffers, SynchronisedBatchNorm, normalise, synchronise
 from ._coupling import form_of, samples_paired
 from ._data_parallel import DataParallel, living
@@ -18,7 +18,7 @@ from ._zero import ShardedOptimizer
 from .relaxed._relaxation import Relaxation
 
 __all__ = [
-    "LESS_RANDOM", "BroadcastBuffers", "DataParallel", "ExchangedSamples", "ForwardState", "FullySharded",
+    "LESS_RANDOM", "PADDED", "BroadcastBuffers", "DataParallel", "ExchangedSamples", "ForwardState", "FullySharded",
     "GradientReducer", "Relaxation", "ReplicaMarks", "Replicated", "SampleNumbers", "ShardedOptimizer",
     "ShardingStrategy", "StageNumbers", "StateProbe", "SynchronisedBatchNorm", "as_evaluated", "as_trained", "blocks",
     "draws_of", "form_of", "gathered", "has_own_hooks", "is_nonlinear", "living", "look_apart", "normalise",

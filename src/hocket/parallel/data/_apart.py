@@ -1,7 +1,7 @@
 """Finds what a model computes for a sample from others of its batch: it is run on a batch, and on two parts of it."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,13 +12,21 @@ from torch.overrides import TorchFunctionMode
 from hocket.comm import torch_adapter
 from hocket.workload.division import seed
 
-from ..batches import Cutter, divisors, mapped, samples_in, tensors_in, undisturbed
+from ..batches import Alone, Cutter, divisors, mapped, samples_in, tensors_in, undisturbed
 from ._forward_state import ChangedBuffer, StateProbe
 
 _ROWS = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Relative to the largest element, by the precision of parameters: what sums in another order never reach."""
 
 _SCALARS = {torch.float64: 1e-6, torch.float32: 1e-4}
+PADDED = (
+    "the loader's collate_fn pads samples to the longest that it is given, each rank gives it its own, and the model "
+    "or its loss gives something else for a sample that is padded further ({}): padding is not masked (a recurrent "
+    "layer that runs over it, a mean, a convolution). Mask it, have collate_fn pad all batches to one length, or pass "
+    "an object whose __iter__ gives the DataLoader's batches, of which every rank loads all and keeps its part"
+)
+"""Format of what is wrong where a rank pads less than one device does."""
+
 _LOW = 5e-2
 """Where some layer gives half precision: a few of its roundings."""
 
@@ -30,17 +38,25 @@ class Apart:
     # places among the tensors of the output that differ, each with a sentence that says how
     wrong: dict[int, str] = field(default_factory=dict)
     rows: set[int] = field(default_factory=set)  # places of those that have a row for each sample
+    padded: dict[int, str] = field(default_factory=dict)  # as `wrong`, of samples that others pad to another length
     state: list[ChangedBuffer] = field(default_factory=list)  # buffers that a pass changes
     batch_second: bool = False  # whether a layer of the model takes the batch as the second dimension
     changing: list[str] = field(default_factory=list)  # parameters that each pass changes
 
-    def relevant(self, outputs: Sequence[torch.Tensor], loss: torch.Tensor) -> str:
-        """Return how an output differs from which the loss was computed, or which has no gradient that would tell."""
-        for place, said in self.wrong.items():
-            one = outputs[place] if place < len(outputs) else None
-            if one is None or one.grad_fn is None or torch_adapter.reaches(loss, torch_adapter.graph_marks([one])):
-                return said
-        return ""
+    def relevant(self, outputs: Sequence[torch.Tensor], loss: torch.Tensor) -> tuple[str, str]:
+        """Return how an output differs from which the loss was computed, or which has no gradient that would tell.
+
+        First where samples meet, then where padding changes it; "" where it does not differ.
+        """
+
+        def first(found: dict[int, str]) -> str:
+            for place, said in found.items():
+                one = outputs[place] if place < len(outputs) else None
+                if one is None or one.grad_fn is None or torch_adapter.reaches(loss, torch_adapter.graph_marks([one])):
+                    return said
+            return ""
+
+        return first(self.wrong), first(self.padded)
 
 
 class _ModelError(Exception):
@@ -54,14 +70,17 @@ class _ApartRun:
     state: list[torch.Tensor | None]
 
 
-def look_apart(module: torch.nn.Module, inputs: Any, samples: int, *, summed: bool | None) -> Apart | None:
+def look_apart(
+    module: torch.nn.Module, inputs: Any, samples: int, *, summed: bool | None, alone: Alone | None = None
+) -> Apart | None:
     """Compare what a model gives for a batch with what it gives for two parts of it.
 
     Dropout and batch norm evaluate, and all of the model where it draws random numbers; those that it draws all the
     same, as a VAE does, are made alike for all samples. Buffers, attributes and random
     states are put back. A model that communicates, or whose layers the program has hooked, is left alone. `inputs` are
     a pair of positional arguments and those by name, of so many `samples`; `summed` says whether a loss is a sum over
-    samples, None where the program has said by what it is weighted. None is returned where nothing was found out.
+    samples, None where the program has said by what it is weighted; `alone` is what some samples are if others do not
+    pad them.
 
     Returns:
         None where nothing was found out.
@@ -69,13 +88,18 @@ def look_apart(module: torch.nn.Module, inputs: Any, samples: int, *, summed: bo
     module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
     hooks = [hook for one in module.modules() for hook in one._forward_hooks.values()]
     hooked = any(not getattr(hook, "__module__", "").startswith("torch.") for hook in hooks)  # or observers
-    if samples < 2 or samples_in(inputs) != samples or hooked:
+    if samples < 2 or samples_in(inputs, samples) != samples or hooked:
         return None
     cut = max(1, samples // 2 - (samples >= 6))  # uneven, so that weights matter
     parts = [(0, cut), (cut, samples)]
     tolerances = _Tolerances(module)
     found = Apart(batch_second=any(map(_takes_batch_second, module.modules())))
     left: dict[str, str] = {}
+    cutter = Cutter(samples)
+
+    def run(begin: int, end: int) -> _ApartRun:
+        return _run(module, probe, cutter.cut(inputs, begin, end, samples), 0, end - begin)
+
     with ExitStack() as stack:
         stack.enter_context(undisturbed([module]))
         stack.enter_context(torch_adapter.without_collectives())
@@ -85,17 +109,29 @@ def look_apart(module: torch.nn.Module, inputs: Any, samples: int, *, summed: bo
             for calm, quiet in LESS_RANDOM:
                 calm([module])
                 stack.enter_context(quiet())
-                whole = _run(module, probe, inputs, 0)
+                whole = _run(module, probe, inputs, 0, samples)
                 left = left or _sums(module)
-                again = _run(module, probe, inputs, 1)
+                again = _run(module, probe, inputs, 1, samples)
                 if all(tolerances.close(a, b, 1e-2) for a, b in zip(whole.outputs, again.outputs, strict=True)):
                     break
             else:
                 found.changing = _changed(left, module)
                 return found if found.changing else None
-            some = [_run(module, probe, Cutter(None).cut(inputs, *part), 0) for part in parts]
+            try:
+                some = [run(*part) for part in parts]
+            except _ModelError:
+                if any(len(one) != samples for one in tensors_in(inputs) if one.dim()):
+                    raise
+                cutter = Cutter(0)  # lists may have an entry for each field, and as many as there are samples
+                some = [run(*part) for part in parts]
         except _ModelError:
             return None
+        with suppress(_ModelError):
+            if alone is not None:
+                mine = run(alone.begin, alone.end).outputs
+                theirs = _run(module, probe, alone.batch, 0, alone.end - alone.begin).outputs
+                unlike = [_unlike_padded(a, b, tolerances) for a, b in zip(mine, theirs, strict=False)]
+                found.padded = {i: one for i, one in enumerate(unlike) if one}
     found.changing = _changed(left, module)
     if any(len(one.outputs) != len(whole.outputs) for one in some):
         return found
@@ -202,7 +238,29 @@ class _Tolerances:
         return _LOW if self._low else max((_ROWS if one.dim() else _SCALARS)[dtype] for dtype in self._types)
 
 
-def _run(module: torch.nn.Module, probe: StateProbe, arguments: Any, number: int) -> _ApartRun:
+def _unlike_padded(one: torch.Tensor, other: torch.Tensor, tolerances: _Tolerances) -> str:
+    """Return how padding changes an output; "" where it does not, or, of one that is longer for it, not in all samples.
+
+    What is given for padding itself may be anything, and the longest of the samples has none.
+    """
+    if not one.is_floating_point() or one.shape[:1] != other.shape[:1] or one.dim() != other.dim():
+        return ""
+    if one.shape == other.shape:
+        return "" if tolerances.close(one, other) else f"{_distance(one, other):.2g} off, relative"
+    sizes = [min(a, b) for a, b in zip(one.shape[1:], other.shape[1:], strict=True)]
+
+    def cropped(row: torch.Tensor, *, end: bool) -> torch.Tensor:
+        ends = [n if end else size for n, size in zip(row.shape, sizes, strict=True)]
+        return row[tuple(slice(n - size, n) for n, size in zip(ends, sizes, strict=True))]
+
+    pairs = list(zip(one, other, strict=True))
+    rows = [(cropped(a, end=end), cropped(b, end=end)) for a, b in pairs for end in (False, True)]
+    if any(tolerances.close(*pair) for pair in rows):
+        return ""
+    return f"{min(_distance(*pair) for pair in rows):.2g} off, relative"
+
+
+def _run(module: torch.nn.Module, probe: StateProbe, arguments: Any, number: int, samples: int) -> _ApartRun:
     args, kwargs = mapped(arguments, lambda one: one.detach().clone().requires_grad_(one.requires_grad))  # for itself
     with undisturbed([module]), torch.enable_grad():
         seed(number)
@@ -210,7 +268,7 @@ def _run(module: torch.nn.Module, probe: StateProbe, arguments: Any, number: int
             outputs = tensors_in(module(*args, **kwargs))
         except Exception as error:
             raise _ModelError from error
-        counts = [divisors(one, samples_in(arguments)) if one.numel() == 1 else () for one in outputs]
+        counts = [divisors(one, samples) if one.numel() == 1 else () for one in outputs]
         return _ApartRun([one.detach().requires_grad_(one.requires_grad) for one in outputs], counts, probe.now())
 
 

@@ -175,7 +175,8 @@ class DataParallel(torch.nn.Module):
         share = None if note is None else note.share
         if share is not None and self._outputs is not None and not self._looked:
             summed = None if note is not None and note.stated else self._loss_reduction == "sum"
-            self._apart = look_apart(self.module, inputs, share.samples, summed=summed)
+            alone = None if note is None else note.alone_like(inputs)
+            self._apart = look_apart(self.module, inputs, share.samples, summed=summed, alone=alone)
             self._refuse_parameters(self._apart.changing if self._apart is not None else [])
             if self._draws is not None:
                 self._numbers.look()
@@ -547,6 +548,8 @@ class DataParallel(torch.nn.Module):
             )
         if len(outputs) == 1:
             self._tell_by_samples("torch.autograd.grad", outputs[0], inputs)
+        # What asks for gradients so (a penalty of them, a score) has inputs require them for it, and reads no .grad.
+        self._by_samples = self._by_samples and [one for one in self._by_samples if all(one is not x for x in inputs)]
 
     def _tell_by_samples(self, what: str, output: torch.Tensor, leaves: Sequence[torch.Tensor]) -> None:
         """Warn of a mean's gradient by samples, on one rank."""

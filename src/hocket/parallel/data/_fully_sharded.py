@@ -174,7 +174,7 @@ class FullySharded(ShardingStrategy):
             with suppress(comm.CommError):  # gathers that others may not come to
                 for module in self._modules:
                     start_over(module)
-            if "mixed torch.Tensor and DTensor" in str(error):
+            if any(said in str(error) for said in ("mixed torch.Tensor and DTensor", "Sharding propagation failed")):
                 raise RuntimeError(_PARTS) from error
             if "storage of size 0" not in str(error):
                 raise

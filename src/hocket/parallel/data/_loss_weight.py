@@ -12,7 +12,7 @@ from hocket import comm
 from ..batches import GUARDED, BatchShard, divides_by_samples, divisors, guarded, is_one_by_one
 from ..batches import batch as _batch
 from ..mesh import World
-from ._apart import Apart
+from ._apart import PADDED, Apart
 from ._coupling import (
     constant_divisors,
     form_of,
@@ -230,9 +230,9 @@ class LossWeights:
         self._by_passes = len(outputs) >= samples > 1 and any(len(one) != samples for one in given)
         looked = single and share.total > 1 and not together and not self._by_passes
         ranked = samples_compete(loss, made, samples) if looked else ""
-        mixed = "" if apart is None else apart.relevant(outputs[-1], loss)
+        mixed, padded = ("", "") if apart is None else apart.relevant(outputs[-1], loss)
         second = apart is not None and apart.batch_second
-        everyone = self._world.from_all((meet, summed, ranked, (mixed, second), together))
+        everyone = self._world.from_all((meet, summed, ranked, (mixed, second), padded, together))
         self._gathered = any(one[-1] for one in everyone)
         if said := next((one[3] for one in everyone if one[3][0]), None):
             how, second = said
@@ -253,6 +253,8 @@ class LossWeights:
                 "Compute it within each sample, gather what it needs with a collective that has a gradient, or take "
                 "hocket.Trainer with a plan that does not cut batches"
             )
+        if padded := next((one[4] for one in everyone if one[4]), ""):
+            raise RuntimeError(PADDED.format(padded))
         if operator := next((one[2] for one in everyone if one[2]), ""):
             raise RuntimeError(
                 f"the loss ranks the samples of the batch (by {operator}), and a rank has only some of them: gather "

@@ -1,0 +1,121 @@
+"""What a loader's first batch shows of its `collate_fn`: whether a sample is in it as it is without the others."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from .trees import mapped, tensors_in
+
+_SAMPLES = 8
+"""Most samples that are collated once more."""
+
+
+class Alone(NamedTuple):
+    """Some samples of a batch as they are without the others: these padded them to another length."""
+
+    batch: Any
+    begin: int  # of the samples, among those of the batch
+    end: int
+
+
+class Shown(NamedTuple):
+    """A batch, and what was seen as it was made; a plain tuple, so that it can be pinned."""
+
+    batch: Any
+    mixed: bool = False  # whether samples of the batch have others of it in them
+    alone: Alone | None = None
+
+
+def look_at_collating(collate: Callable[[Any], tuple[Any, bool]], samples: Any) -> Shown:
+    """Make a batch of samples, and look at what its parts would have been.
+
+    Where random numbers are drawn, the first sample must stay as it is while others change places; else some of the
+    samples must be what they are in the batch, in any order, or are padded otherwise. Fields that have no row for each
+    sample, numbers of rows (indices, classes) and what the program has packed are left alone.
+
+    Args:
+        collate: Gives a batch, and whether random numbers were drawn; the same ones in each call.
+        samples: What it is made of.
+    """
+    count = len(samples) if isinstance(samples, list) else 0
+    try:
+        again = copy.deepcopy(samples) if count > 1 else []
+    except Exception:  # of samples that hold files, say
+        again = []
+    batch, drew = collate(samples)
+    if not again:
+        return Shown(batch)
+    rows = _rows(batch, count)
+    try:
+        if drew:
+            theirs = _rows(collate([again[0], *again[2:], again[1]])[0], count)
+            pairs = [(mine[:1], other[:1]) for mine, other in _pairs(rows, theirs)]
+            return Shown(batch, any(one.shape == other.shape and not _equal(one, other) for one, other in pairs))
+        end = min(count, _SAMPLES)
+        halves = [(0, end // 2), (end // 2, end)]
+        for a, b in (*halves, *((i, i + 2) for i in range(end - 1)), *((i, i + 1) for i in range(end))):
+            part, _ = collate(copy.deepcopy(again[a:b]))
+            for mine, other in _pairs(rows, _rows(part, b - a)):
+                if mine.shape[1:] != other.shape[1:]:
+                    return Shown(batch, alone=Alone(part, a, b))
+                if not _equal(mine[a:b], other) and not all(any(map(_equal, mine, [row] * count)) for row in other):
+                    return Shown(batch, mixed=True)
+            if not any(_pairs(rows, _rows(part, b - a))):
+                break
+        return Shown(batch)
+    except Exception:  # of a function that takes no part of a batch
+        return Shown(batch)
+
+
+def alone_like(given: Any, held: Sequence[torch.Tensor | None], alone: Alone | None) -> Alone | None:
+    """Return what a program has made of a batch, of some of its samples alone.
+
+    None where it is not made of the batch's tensors as they are, on whatever device.
+
+    Args:
+        given: A structure of tensors.
+        held: The tensors of the batch.
+        alone: Some of its samples.
+    """
+    theirs = [] if alone is None else [one for one in tensors_in(alone.batch) if one.numel()]
+    if alone is None or len(theirs) != len(held):
+        return None
+
+    def changed(tensor: torch.Tensor) -> torch.Tensor:
+        for one, other in zip(held, theirs, strict=True):
+            if one is not None and one.shape == tensor.shape and torch.equal(one.to(tensor), tensor):
+                return other.to(tensor)
+        if tensor.dim():
+            raise LookupError
+        return tensor
+
+    try:
+        return Alone(mapped(given, changed), alone.begin, alone.end)
+    except LookupError:
+        return None
+
+
+def _rows(batch: Any, count: int) -> list[torch.Tensor | None]:
+    """Return the tensors of a batch; None for those that have no row, or a whole number alone, for each sample."""
+    return [
+        one.detach() if one.dim() and len(one) == count and (one.dim() > 1 or one.is_floating_point()) else None
+        for one in tensors_in(batch)
+    ]
+
+
+def _pairs(
+    some: list[torch.Tensor | None], others: list[torch.Tensor | None]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    if len(some) != len(others):
+        return []
+    found = zip(some, others, strict=True)
+    return [(a, b) for a, b in found if a is not None and b is not None and a.dim() == b.dim()]
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    kind = torch.complex128 if one.is_complex() else torch.float64
+    return torch.allclose(one.to(kind), other.to(kind), rtol=1e-5, equal_nan=True)
