@@ -171,7 +171,8 @@ def test_devices_of_a_host_that_meet_at_a_switch_outside_are_joined_there() -> N
 
 def test_of_cables_to_one_switch_only_the_nearest_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     described = cluster.load("star:hosts=2,server=dgx-h100")  # eight NICs each: 64 pairs of cables
-    asked, distance = [], Router.distance
+    asked: list[int] = []
+    distance = Router.distance
 
     def counted(self: Router, source: Indices, destination: Indices) -> Indices:
         asked.append(len(source))
