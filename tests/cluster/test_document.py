@@ -85,6 +85,8 @@ bandwidth = "1 GB/s"
 @pytest.mark.parametrize(
     ("text", "path", "told"),
     [
+        ("", "", "no cluster is described: it is empty"),
+        ("[data]\ndegree = 2\n", "", "it has 'data'; say topology (of single, star"),
         ('[topology]\nkind = "star"\n', "topology", "known are single, star"),
         (TWO.replace("1 GB/s", "1 GBs"), "links[0].bandwidth", 'write "25 GB/s" or "100 Gbit/s"'),
         (TWO.replace('"a", "b"', '"a", "c"'), "links[0].ends[1]", "there is no node 'c'"),

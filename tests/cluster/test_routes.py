@@ -7,6 +7,7 @@ import pytest
 
 from hocket import cluster
 from hocket.cluster import ClusterError
+from hocket.cluster._routes import Indices, Router
 
 LEAF_SPINE = "leafspine:leaves=8,ports=8"
 
@@ -166,3 +167,18 @@ def test_devices_of_a_host_that_meet_at_a_switch_outside_are_joined_there() -> N
     apart = cluster.from_toml(text.replace('"b1","s"', '"b1","t"').replace("}]\n", '}, {name="t",kind="switch"}]\n', 1))
     with pytest.raises(ClusterError, match="no path leads from b0 to b1"):
         apart.routes(np.array([apart.node("b0")]), np.array([apart.node("b1")]))
+
+
+def test_of_cables_to_one_switch_only_the_nearest_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = cluster.load("star:hosts=2,server=dgx-h100")  # eight NICs each: 64 pairs of cables
+    asked: list[int] = []
+    distance = Router.distance
+
+    def counted(self: Router, source: Indices, destination: Indices) -> Indices:
+        asked.append(len(source))
+        return distance(self, source, destination)
+
+    described.routes(described.ranks[:8], described.ranks[8:])  # shapes of hosts are known now
+    monkeypatch.setattr(Router, "distance", counted)
+    described.routes(described.ranks[:8], described.ranks[8:])
+    assert asked == [8]

@@ -83,6 +83,7 @@ def test_bytes_are_read_as_people_write_them() -> None:
         ("split = [1]", "split: must be names of modules"),
         ("predicted = {step_s = 'soon'}", "predicted: must be a table of numbers"),
         ("a = = 1", "is not TOML"),
+        ('topology = "star"\nhosts = 2', "the plan describes a cluster; give it as --cluster"),
         ("/no/such/plan.toml", "cannot read plan '/no/such/plan.toml': No such file"),
     ],
 )
@@ -90,6 +91,21 @@ def test_what_cannot_be_read_is_named_with_the_remedy(text: str, message: str) -
     with pytest.raises(PlanError) as caught:
         Plan.from_toml(text)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [[1, 2], 3, "shard", None])
+def test_json_that_is_no_table_is_no_plan(value: Any) -> None:
+    with pytest.raises(PlanError, match=f"no table of fields but of type {type(value).__name__}"):
+        Plan.from_json(value)
+
+
+def test_an_empty_file_is_no_plan_though_all_may_be_as_by_default(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(" \n")
+    with pytest.raises(PlanError, match="is empty; write or copy it again"):
+        Plan.from_toml(path)
+    path.write_text(Plan().to_toml())
+    assert Plan.from_toml(path) == Plan()
 
 
 def test_degrees_are_filled_in_for_the_world() -> None:

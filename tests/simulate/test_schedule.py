@@ -2,6 +2,7 @@
 
 import time
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from hocket import algorithms, cluster
 from hocket.schedule import KINDS, Collective, Schedule, Step, Wire, lower_bounds
-from hocket.simulate import Protocol, Settings, SimulationError, simulate_schedule
+from hocket.simulate import Protocol, Settings, SimulationError, _schedule, simulate_schedule, simulate_sizes
+from hocket.simulate._lower import lower
 
 ALPHA_S, BETA = 1e-6, 1 / 12.5e9  # of two links of 0.5 us, and 100 Gbit/s
 WIRE = Wire(ALPHA_S, BETA)
@@ -325,3 +327,30 @@ def test_halving_doubling_of_65536_ranks_is_simulated_in_seconds() -> None:
     found = simulate_schedule(schedule, where, 2**26)
     assert time.process_time() - began < 60  # 5 s
     assert found.seconds == pytest.approx(32 * ALPHA_S + 2 * 65535 / 65536 * 2**26 * BETA, rel=1e-6)
+
+
+def test_several_sizes_of_one_schedule_take_what_each_takes_alone() -> None:
+    described = cluster.load("star:hosts=3,server=eflops,server.devices=4")
+    sizes = [0.0, 1000.0, 1e6 + 1]
+    for kind in ("all_reduce", "all_to_all", "broadcast"):
+        wanted = Collective(kind, described.world)
+        for one in algorithms.candidates(wanted):
+            schedule = one(wanted)
+            alone = [simulate_schedule(schedule, described, nbytes, seed=3) for nbytes in sizes]
+            for single, found in zip(alone, simulate_sizes(schedule, described, sizes, seed=3), strict=True):
+                assert found.end_s.tolist() == single.end_s.tolist()
+                assert found.message_nbytes.tolist() == single.message_nbytes.tolist()
+                assert found.link_nbytes.tolist() == single.link_nbytes.tolist()
+
+
+def test_several_sizes_bring_a_schedule_down_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered: list[float] = []
+
+    def counted(*given: Any, **named: Any) -> Any:
+        lowered.append(given[2])
+        return lower(*given, **named)
+
+    monkeypatch.setattr(_schedule, "lower", counted)
+    ring = algorithms.get("ring")(Collective("all_reduce", 4))
+    assert len(list(simulate_sizes(ring, cluster.load("star:hosts=4"), [1.0, 2.0, 3.0]))) == 3
+    assert len(lowered) == 1

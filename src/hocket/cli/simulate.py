@@ -36,7 +36,7 @@ def collective(
     from hocket.cluster import ClusterError, load
     from hocket.planner import Constants, expected_collective
     from hocket.schedule import Collective
-    from hocket.simulate import simulate_schedule
+    from hocket.simulate import simulate_sizes
     from hocket.units import format_bytes, parse_bytes
 
     with one_error("simulate collective"):
@@ -56,7 +56,7 @@ def collective(
                 parents, switches = cluster_tree(found, range(wanted.world))
                 schedules[tree.name] = tree(wanted, parents=parents, switches=switches)
         seconds = {
-            name: [simulate_schedule(one, found, nbytes, seed=seed).seconds for nbytes in sizes]
+            name: [timing.seconds for timing in simulate_sizes(one, found, sizes, seed=seed)]
             for name, one in schedules.items()
         }
         fastest = [min(seconds, key=lambda name: seconds[name][at]) for at in range(len(sizes))]

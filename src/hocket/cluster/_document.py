@@ -63,6 +63,11 @@ def build(values: Mapping[str, Any]) -> Cluster:
     Raises:
         ClusterError: naming the place in the document, the value found, and the remedy.
     """
+    if not values.keys() & {"topology", "nodes"}:
+        found = f"it has {', '.join(map(repr, values))}" if values else "it is empty"
+        raise ClusterError(
+            f"no cluster is described: {found}; say topology (of {', '.join(TOPOLOGIES)}), or nodes and links"
+        )
     if "topology" not in values:
         return _build_explicit(check(_Explicit, values))
     topology = values["topology"]

@@ -174,7 +174,23 @@ class HostRouter:
         return leave[good[chosen]], enter[good[chosen]]
 
     def _ways(self, node: Indices, doors: "_Lists", *, leaving: bool) -> tuple[Indices, Indices, Indices]:
-        """Return the cables of each flow's host, and what the way inside to them costs; flow by flow."""
+        """Return the cables of each flow's host, and what the way inside to them costs; flow by flow.
+
+        Of cables to one node of the network those alone to which the way costs least: no cheapest path has another.
+        """
+        nodes, flow = np.unique(node, return_inverse=True)
+        owner, link, cost = self._all_ways(nodes, doors, leaving=leaving)
+        beyond = (self._head if leaving else self._tail)[link]
+        _, place = np.unique(owner * len(self._hosts) + beyond, return_inverse=True)
+        least = np.full(len(owner), _FAR, dtype=np.int64)
+        np.minimum.at(least, place, cost)
+        kept = cost == least[place]
+        counts = np.bincount(owner[kept], minlength=len(nodes))
+        flows, way = ragged((np.cumsum(counts) - counts)[flow], counts[flow])
+        return flows, link[kept][way], cost[kept][way]
+
+    def _all_ways(self, node: Indices, doors: "_Lists", *, leaving: bool) -> tuple[Indices, Indices, Indices]:
+        """Return all cables of each node's host, and what the way inside to them costs; node by node."""
         host = self._hosts[node]
         counts = np.where(host >= 0, doors.count[host], 1)
         owner, entry = ragged(np.where(host >= 0, doors.start[host], 0), counts)

@@ -8,7 +8,7 @@ from ._fair import Usage, max_min
 from ._flows import simulate_flows
 from ._graph import StepGraph, Work
 from ._pipeline import OrderTiming, StageWork, order_graph, simulate_order
-from ._schedule import LinkUse, ScheduleTiming, simulate_schedule
+from ._schedule import LinkUse, ScheduleTiming, simulate_schedule, simulate_sizes
 from ._settings import Protocol, Settings
 from ._step import LoweredCollectives, StepTiming, simulate_step
 from ._stream import Stream
@@ -17,5 +17,6 @@ from ._tasks import LoadTrace, Outcome, SimulationError
 __all__ = [
     "LinkUse", "LoadTrace", "LoweredCollectives", "OrderTiming", "Outcome", "Protocol", "ScheduleTiming", "Settings",
     "SimulationError", "StageWork", "StepGraph", "StepTiming", "Stream", "Usage", "Work", "max_min", "order_graph",
-    "simulate_flows", "simulate_order", "simulate_schedule", "simulate_step",
+    "simulate_flows", "simulate_order", "simulate_schedule", "simulate_sizes",
+    "simulate_step",
 ]  # fmt: skip

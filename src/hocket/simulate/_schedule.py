@@ -1,6 +1,7 @@
 """How long a collective takes on a cluster: the schedule's own transfers, on its links."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from hocket.timeline import Arrow, Counter, Span, Timeline
 
 from ._fair import Floats, Indices
 from ._loop import run
-from ._lower import lower
+from ._lower import Lowered, lower
 from ._network import Wires
 from ._settings import Settings
 from ._tasks import LoadTrace
@@ -177,8 +178,31 @@ def simulate_schedule(
     group = None if ranks is None else np.asarray(ranks, dtype=np.int64)
     ready = None if ready_s is None else np.asarray(ready_s, dtype=np.float64)
     lowered = lower(schedule, cluster, nbytes, counted, ranks=group, seed=seed, ready_s=ready)
-    wires = Wires(cluster, counted, seed)
-    loads = LoadTrace() if trace else None
+    return _timed(schedule, cluster, nbytes, lowered, Wires(cluster, counted, seed), LoadTrace() if trace else None)
+
+
+def simulate_sizes(
+    schedule: Schedule, cluster: Cluster, sizes: Sequence[float], *, seed: int = 0
+) -> Iterator[ScheduleTiming]:
+    """Return what `simulate_schedule` does of each of several sizes; the schedule is brought down to transfers once."""
+    if schedule.switches or min(sizes, default=0) < 0:  # what switches do depends on the size
+        yield from (simulate_schedule(schedule, cluster, nbytes, seed=seed) for nbytes in sizes)
+        return
+    plain = Settings()
+    lowered, wires = lower(schedule, cluster, schedule.vector_chunks, plain, seed=seed), Wires(cluster, plain, seed)
+    tasks, flows = lowered.tasks, lowered.flows
+    for nbytes in sizes:
+        each = nbytes / schedule.vector_chunks
+        sized = (
+            dataclasses.replace(tasks, nbytes=tasks.nbytes * each),
+            dataclasses.replace(flows, nbytes=flows.nbytes * each),
+        )
+        yield _timed(schedule, cluster, nbytes, Lowered(*sized), wires)
+
+
+def _timed(
+    schedule: Schedule, cluster: Cluster, nbytes: float, lowered: Lowered, wires: Wires, loads: LoadTrace | None = None
+) -> ScheduleTiming:
     outcome, flows = run(lowered.tasks, wires.capacity_Bps, trace=loads), lowered.flows
     return ScheduleTiming(
         schedule=schedule,

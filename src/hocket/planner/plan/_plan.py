@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import tomli_w
@@ -215,7 +216,8 @@ class Plan:
             elif value != item.default:
                 section, key = _PLACES.get(name, ("", name))
                 (tables[section] if section else single)[key] = value
-        return tomli_w.dumps(single | {name: table for name, table in tables.items() if table})
+        said = single | {name: table for name, table in tables.items() if table}
+        return tomli_w.dumps(said or {"data": {"degree": self.data_parallel_degree}})  # an empty file is no plan
 
     @classmethod
     def from_toml(cls, source: str | Path) -> Plan:
@@ -233,6 +235,10 @@ class Plan:
                 raise PlanError(f"cannot read {name}: {error.strerror}") from None
             except UnicodeDecodeError as error:
                 raise PlanError(f"{name} is not TOML: {error}") from None
+            if not text.strip():
+                raise PlanError(
+                    f"{name} is empty; write or copy it again, or write degree = -1 below [data] for data parallelism"
+                )
         if is_cut_off(text):
             raise PlanError(f"{name} was cut off: its last line is not there; write or copy it again")
         try:
@@ -278,8 +284,15 @@ class Plan:
 
     @classmethod
     def _from_values(cls, values: Mapping[str, Any], name: str) -> Plan:
+        if not isinstance(values, Mapping):
+            given = f"{type(values).__name__} ({shorten(repr(values), 60)})"
+            raise PlanError(f"{name} is no table of fields but of type {given}; give what `Plan.to_json` gave")
         flat: dict[str, Any] = {}
         wrong = []
+        if values.keys() & {"topology", "nodes"}:
+            raise PlanError(
+                f"{name} describes a cluster; give it as --cluster, and here what `hocket plan --out` has written"
+            )
         for key, value in _flattened(values):
             found = _NAMES.get(key)
             if found is None or found in flat:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from hocket.cluster import Cluster
 from hocket.schedule import Schedule
-from hocket.simulate import StepGraph, simulate_schedule, simulate_step
+from hocket.simulate import StepGraph, simulate_sizes, simulate_step
 
 from ..network import Constants
 from ._interval import spread
@@ -73,10 +73,10 @@ def expected_collective(
     known = Constants.of(cluster.reached) if constants is None else constants
     links = reached_links(cluster, known, hosts=len(np.unique(cluster.hosts[cluster.ranks[: schedule.world]])))
     share = known.gather_share if schedule.collective.kind in _GATHERS else 1.0
-    late_s = simulate_schedule(schedule, links, 0.0, seed=seed).seconds
+    late_s, *spent = (one.seconds for one in simulate_sizes(schedule, links, [0.0, *sizes], seed=seed))
     found = []
-    for nbytes in sizes:
-        moving_s = max(0.0, simulate_schedule(schedule, links, nbytes, seed=seed).seconds - late_s) / share
+    for seconds in spent:
+        moving_s = max(0.0, seconds - late_s) / share
         parts = {"gradients": moving_s, "overhead": late_s + known.collective_s}
         found.append(_expected(parts, known, schedule.world, measured=False))
     return found
