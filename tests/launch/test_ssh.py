@@ -353,6 +353,27 @@ def test_where_a_run_is_kept_is_said_once_unless_it_was_asked_for(
     assert (tmp_path / "mine" / "run.json").exists() is bool(flags)
 
 
+@pytest.mark.parametrize("flags", [(), pytest.param(("--run-dir", "mine"), marks=pytest.mark.long)])
+def test_a_host_that_cannot_make_the_directory_of_a_run_does_without_it_unless_it_was_asked_for(
+    hocket: Any, script: Any, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    read_only = "mount --bind . . && mount -o remount,ro,bind ."
+    if subprocess.run(["unshare", "-m", "sh", "-c", read_only], cwd=tmp_path, check=False).returncode:
+        pytest.skip("no mount can be made here")
+    ssh = stand_in_for_ssh(tmp_path, "127.0.0.1")
+    text = ssh.read_text().replace("exec", f'[ $host = a ] || exec unshare -m sh -c "{read_only} && $*"\nexec')
+    ssh.write_text(text)
+    env = {name: value for name, value in os.environ.items() if name != "HOCKET_RUN_DIR"}
+    words = ("--hosts", "a,b", "--ssh", str(ssh), "--no-preflight", *flags)
+    process = hocket("run", *words, script("print(1)"), cwd=tmp_path, env=env)
+    out, err = process.communicate(timeout=deadline(100))
+    assert process.returncode == (1 if flags else 0), err
+    assert "no directory for this run can be made on b at " in err
+    if not flags:
+        assert sorted(out.splitlines()) == ["[a 0] 1", "[b 1] 1"], err
+        assert err.count("hocket: this run is kept in runs/script-") == 1
+
+
 @pytest.mark.long
 def test_hosts_may_have_addresses_of_ipv6_alone(hocket: Any, script: Any, tmp_path: Path) -> None:
     """Two names of this host, reached at ::1 by what stands in for ssh."""

@@ -179,19 +179,24 @@ def _allow_files(ranks: int) -> None:
 
 
 def _open_directory(arguments: LaunchArguments) -> LaunchDirectory | None:
-    """Make the run's directory, or say why there is none; one that the user has named must be made."""
+    """Make the run's directory, or say why there is none; one that the user has named must be made.
+
+    One host of `--hosts` makes the directory that the job's launcher has made where that is.
+    """
     if arguments.run_dir is None:
         return None
     node = 0 if arguments.one_host else int(arguments.flags.node_rank)
     suffix = f"-node{node}" if node or arguments.label else ""
     try:
-        directory = LaunchDirectory(arguments.run_dir, suffix, new=arguments.one_host and not arguments.run_dir_given)
+        new = arguments.one_host and not arguments.run_dir_given and not arguments.label
+        directory = LaunchDirectory(arguments.run_dir, suffix, new=new)
         directory.began(
             target=arguments.target, arguments=arguments.arguments, environment=arguments.environment,
             nproc=arguments.nproc, hosts=dict(arguments.hosts) or str(arguments.flags.nnodes).removeprefix("1:"),
         )  # fmt: skip
     except OSError as error:
-        text = f"no directory for this run can be made at {arguments.run_dir}: {error.strerror}"
+        where = f" on {arguments.label}" if arguments.label else ""
+        text = f"no directory for this run can be made{where} at {arguments.run_dir}: {error.strerror}"
         if arguments.run_dir_given:
             raise LaunchError(f"{text}; name another with --run-dir, or give --no-run-dir") from None
         print(f"hocket: {text}; it leaves no logs and no record", file=sys.stderr, flush=True)
@@ -345,7 +350,8 @@ class _RunningJob(JobListener):
             self.say(f"failed, exit status {result.exit_code}", style="bold red")
         elif result.outcome != "finished":
             self.say(f"{result.outcome} after {result.wall_s:.1f} s, exit status {result.exit_code}", style="bold red")
-        if self._directory is not None and not self._arguments.run_dir_given and not self._directory.joined:
+        own = not self._arguments.run_dir_given and not self._arguments.label  # that of --hosts says where itself
+        if self._directory is not None and own and not self._directory.joined:
             self.say(f"this run is kept in {os.path.relpath(self._directory.path)}")
 
     def _describe(self, failures: Sequence[RankFailure]) -> None:

@@ -122,7 +122,8 @@ def main() -> None:
     from ._launch import run
 
     try:
-        result = run(replace(parse_arguments(order["arguments"]), label=order["label"]))
+        given = order["run_dir_given"]
+        result = run(replace(parse_arguments(order["arguments"]), label=order["label"], run_dir_given=given))
     except (ArgumentError, LaunchError) as error:
         raise SystemExit(f"hocket run: {error}") from None
     sys.stdout.flush()

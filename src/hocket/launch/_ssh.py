@@ -176,6 +176,7 @@ def run_on_hosts(
                     {
                         "arguments": _node_arguments(arguments, hosts, index, directory),
                         "label": host.name,
+                        "run_dir_given": arguments.run_dir_given,
                         "prefix": f"[{host.name:{width}} ${{rank}}] ",
                     }
                 )
@@ -315,8 +316,11 @@ def _keep(
             continue
         try:
             # Only what our launcher there has written, without links and paths that lead elsewhere.
-            command = _remote(arguments, host.name, ["tar", "-C", directory.path, "-cf", "-", "."])
+            words = ["sh", "-c", '! test -e "$0" || exec tar -C "$0" -cf - .', directory.path]
+            command = _remote(arguments, host.name, words)
             ran = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=_KEEP_S, check=True)
+            if not ran.stdout:  # it could not make one, and has said so
+                continue
             with tarfile.open(fileobj=io.BytesIO(ran.stdout)) as archive:
                 archive.extractall(directory.path, filter="data")
         except (OSError, subprocess.SubprocessError, tarfile.TarError) as error:
