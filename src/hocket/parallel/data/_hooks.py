@@ -27,7 +27,7 @@ class Ready:
 
     def __call__(self, parameter: torch.Tensor) -> None:
         receiver = self._receiver()
-        if receiver is not None and receiver is self.owner(parameter):
+        if receiver is not None and (len(_hooks_of(parameter)[1]) == 1 or receiver is self.owner(parameter)):
             receiver.ready(self._number, parameter)
 
     @staticmethod
