@@ -99,6 +99,16 @@ def with_distribute_afterwards(plan: Plan | None) -> list[float]:
     return [*losses, *(float(p.detach().square().sum()) for p in net.parameters())]
 
 
+def saved_by_the_former(plan: Plan | None) -> list[float]:
+    """Save by a Trainer what a later one has trained."""
+    net = model()
+    first, second = (
+        hocket.Trainer(net, squares, torch.optim.SGD(net.parameters(), 0.1), plan or Plan(), sample=X) for _ in range(2)
+    )
+    second.step((X, Y))
+    return [float(one.square().sum()) for one in first.state_dict().values()]
+
+
 class Own(torch.optim.Optimizer):
     """An optimizer of which nothing is known."""
 
@@ -134,6 +144,7 @@ ACTS: dict[str, Any] = {
     "inside": one_inside_of_another,
     "optimizers": two_optimizers,
     "trainers": two_trainers,
+    "saved by the former": saved_by_the_former,
     "in turn": one_after_another,
     "and then distribute": with_distribute_afterwards,
     "in turn, both kept": functools.partial(one_after_another, kept=True),
@@ -145,13 +156,13 @@ REFUSED = {
     ("optimizer", "optimizers"): "a second optimizer (Adam) updates parameter '2.weight'",
     ("gradients", "optimizers"): "a second optimizer (Adam) updates parameter '2.weight'",
     ("parameters", "optimizers"): "a second optimizer (Adam) updates parameter '2.weight'",
-    ("optimizer", "trainers"): "another Trainer has been made of the same parameters since",
-    ("gradients", "trainers"): "another Trainer has been made of the same parameters since",
     **{
-        (plan, act): DIVIDED
-        for plan in ("parameters", "tensor")
-        for act in ACTS
-        if act.startswith(("trainers", "in turn", "and then"))
+        (plan, act): "another Trainer has been made of the same parameters since"
+        for plan in ("optimizer", "gradients")
+        for act in ("trainers", "saved by the former")
+    },
+    **{
+        (plan, act): DIVIDED for plan in ("parameters", "tensor") for act in ACTS if act not in ("inside", "optimizers")
     },
 }
 

@@ -57,7 +57,7 @@ class Claim:
         if self._overtaken:
             raise RuntimeError(
                 "another Trainer has been made of the same parameters since, and under these plans one does not see "
-                "what the other does: train by one of them, or by plans of data parallelism alone"
+                "what the other does: train, save and load by the later one, or by plans of data parallelism alone"
             )
 
     def refuse(self, optimizer: Any, caller: Any) -> None:

@@ -415,6 +415,7 @@ class Trainer:
             CheckpointError: it cannot be written; the older checkpoint is still there.
         """
         self._check_model()
+        self._claim.check()
         self.finish()
         about = {"steps": self.steps, "plan": self.plan.to_json(), "loaders": self._loaders.positions()}
         _in_and_out.save(self._composition, Path(path), about, extra)
@@ -437,6 +438,7 @@ class Trainer:
         """
         self.finish()
         self._changed.check()
+        self._claim.check()
         composition = self._composition
         about, extra = _in_and_out.load(composition, Path(path), weights_only=weights_only)
         composition.known = True
@@ -489,6 +491,7 @@ class Trainer:
             rank0_only: whether rank 0 alone gets it, and other ranks an empty one.
         """
         self._check_model()
+        self._claim.check()
         self.finish()
         return _in_and_out.state_dict(self._composition, rank0_only=rank0_only)
 
@@ -510,6 +513,7 @@ class Trainer:
         """
         self.finish()
         self._changed.check()
+        self._claim.check()
         found = _in_and_out.load_state_dict(self._composition, source, strict=strict)
         self._composition.known |= not found.missing_keys
         self._written.note()
@@ -529,6 +533,7 @@ class Trainer:
             CheckpointError: it cannot be written.
         """
         self._check_model()
+        self._claim.check()
         self.finish()
         _in_and_out.save_model(self._composition, Path(folder), parse_bytes(max_shard_size))
 
