@@ -130,12 +130,22 @@ def one_inside_of_another(plan: Plan | None) -> list[float]:
     return [float(step((X, Y))) for _ in range(3)]
 
 
+def with_one_optimizer(plan: Plan | None) -> list[float]:
+    """Train by one Trainer and then by another, with the optimizer object of the first."""
+    net = model()
+    optimizer = torch.optim.Adam(net.parameters(), 0.01)
+    first = step_of(net, nn.functional.mse_loss, optimizer, plan)
+    losses = [float(first((X, Y)))]
+    return [*losses, float(step_of(net, squares, optimizer, plan)((X, Y)))]
+
+
 ACTS: dict[str, Any] = {
     "inside": one_inside_of_another,
     "optimizers": two_optimizers,
     "trainers": two_trainers,
     "in turn": one_after_another,
     "and then distribute": with_distribute_afterwards,
+    "in turn, with one optimizer": with_one_optimizer,
     "in turn, both kept": functools.partial(one_after_another, kept=True),
 }
 DIVIDED = "has divided this model among ranks before"
@@ -147,6 +157,8 @@ REFUSED = {
     ("parameters", "optimizers"): "a second optimizer (Adam) updates parameter '2.weight'",
     ("optimizer", "trainers"): "another Trainer has been made of the same parameters since",
     ("gradients", "trainers"): "another Trainer has been made of the same parameters since",
+    ("optimizer", "in turn, with one optimizer"): "another Trainer works with this optimizer (Adam)",
+    ("gradients", "in turn, with one optimizer"): "another Trainer works with this optimizer (Adam)",
     **{
         (plan, act): DIVIDED
         for plan in ("parameters", "tensor")
