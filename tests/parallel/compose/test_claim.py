@@ -191,3 +191,31 @@ def test_what_others_train_counts_or_is_refused(name: str) -> None:
                 assert found[act] == pytest.approx(do(None), rel=1e-10), act
         if name == "tensor":
             assert "Adafactor is not known to work so" in found["whole"]
+
+
+class Distilled(nn.Module):
+    """A student that calls its teacher, whose parameters are not its own."""
+
+    def __init__(self, teacher: nn.Module) -> None:
+        super().__init__()
+        self.student, self._teacher = model(), [teacher]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            target = self._teacher[0](x)
+        return self.student(x) - target
+
+
+def taught(plan: Plan) -> Any:
+    """Return what a Trainer of a student says whose teacher is divided."""
+    teacher = model()
+    kept = step_of(teacher, squares, torch.optim.SGD(teacher.parameters(), 0.1), plan)
+    net = Distilled(teacher)
+    pipeline = Plan(pipeline_parallel_degree=2, micro_batches=2)
+    return said(step_of, net, squares, torch.optim.SGD(net.student.parameters(), 0.1), pipeline), kept is None
+
+
+@pytest.mark.parametrize("plan", [Plan(pipeline_parallel_degree=2, micro_batches=2), PLANS["tensor"]])
+def test_stages_that_call_a_divided_model_are_refused(plan: Plan) -> None:
+    for found, _ in run_ranks(taught, 2, plan, timeout_s=60):
+        assert "calls another model (Sequential) that a Trainer has divided among ranks" in str(found)
