@@ -89,7 +89,7 @@ def test_a_simulation_that_memory_cannot_hold_is_one_clear_error(
     def too_large(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("hocket.simulate.simulate_schedule", too_large)
+    monkeypatch.setattr("hocket.simulate.simulate_sizes", too_large)
     code, _, err = run(capsys, "simulate", "collective", "--cluster", "closet")
     assert code == 2
     assert "there is not enough memory for it; ask for less" in err

@@ -140,6 +140,15 @@ def one_inside_of_another(plan: Plan | None) -> list[float]:
     return [float(step((X, Y))) for _ in range(3)]
 
 
+def with_one_optimizer(plan: Plan | None) -> list[float]:
+    """Train by one Trainer and then by another, with the optimizer object of the first."""
+    net = model()
+    optimizer = torch.optim.Adam(net.parameters(), 0.01)
+    first = step_of(net, nn.functional.mse_loss, optimizer, plan)
+    losses = [float(first((X, Y)))]
+    return [*losses, float(step_of(net, squares, optimizer, plan)((X, Y)))]
+
+
 ACTS: dict[str, Any] = {
     "inside": one_inside_of_another,
     "optimizers": two_optimizers,
@@ -147,6 +156,7 @@ ACTS: dict[str, Any] = {
     "saved by the former": saved_by_the_former,
     "in turn": one_after_another,
     "and then distribute": with_distribute_afterwards,
+    "in turn, with one optimizer": with_one_optimizer,
     "in turn, both kept": functools.partial(one_after_another, kept=True),
 }
 DIVIDED = "has divided this model among ranks before"
@@ -156,6 +166,8 @@ REFUSED = {
     ("optimizer", "optimizers"): "a second optimizer (Adam) updates parameter '2.weight'",
     ("gradients", "optimizers"): "a second optimizer (Adam) updates parameter '2.weight'",
     ("parameters", "optimizers"): "a second optimizer (Adam) updates parameter '2.weight'",
+    ("optimizer", "in turn, with one optimizer"): "another Trainer works with this optimizer (Adam)",
+    ("gradients", "in turn, with one optimizer"): "another Trainer works with this optimizer (Adam)",
     **{
         (plan, act): "another Trainer has been made of the same parameters since"
         for plan in ("optimizer", "gradients")
@@ -190,3 +202,31 @@ def test_what_others_train_counts_or_is_refused(name: str) -> None:
                 assert found[act] == pytest.approx(do(None), rel=1e-10), act
         if name == "tensor":
             assert "Adafactor is not known to work so" in found["whole"]
+
+
+class Distilled(nn.Module):
+    """A student that calls its teacher, whose parameters are not its own."""
+
+    def __init__(self, teacher: nn.Module) -> None:
+        super().__init__()
+        self.student, self._teacher = model(), [teacher]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            target = self._teacher[0](x)
+        return self.student(x) - target
+
+
+def taught(plan: Plan) -> Any:
+    """Return what a Trainer of a student says whose teacher is divided."""
+    teacher = model()
+    kept = step_of(teacher, squares, torch.optim.SGD(teacher.parameters(), 0.1), plan)
+    net = Distilled(teacher)
+    pipeline = Plan(pipeline_parallel_degree=2, micro_batches=2)
+    return said(step_of, net, squares, torch.optim.SGD(net.student.parameters(), 0.1), pipeline), kept is None
+
+
+@pytest.mark.parametrize("plan", [Plan(pipeline_parallel_degree=2, micro_batches=2), PLANS["tensor"]])
+def test_stages_that_call_a_divided_model_are_refused(plan: Plan) -> None:
+    for found, _ in run_ranks(taught, 2, plan, timeout_s=60):
+        assert "calls another model (Sequential) that a Trainer has divided among ranks" in str(found)

@@ -25,7 +25,7 @@ class Claim:
     """
 
     def __init__(self, trainer: Any, model: torch.nn.Module, optimizer: Any) -> None:
-        """Note what is there before a plan divides it. Raises ValueError: another Trainer has divided it."""
+        """Note what is there before a plan divides it. Raises ValueError: another Trainer has, it or the optimizer."""
         self._trainer = weakref.ref(trainer)
         self._model = weakref.ref(model)
         self._names = {id(p): name for name, p in model.named_parameters()}
@@ -38,6 +38,12 @@ class Claim:
         self._priority = False
         self._divided = self._overtaken = False
         check_undivided(model)
+        given = (p for group in optimizer.param_groups for p in group["params"])
+        if any(one._optimizer() is optimizer for one in _claims) and any(id(p) not in self._names for p in given):
+            raise ValueError(
+                f"another Trainer works with this optimizer ({type(optimizer).__name__}), and its plan has put parts "
+                "of parameters into its groups: make a new optimizer of model.parameters() for this one"
+            )
 
     def settle(self, model: torch.nn.Module, plan: Plan, *, local: bool, divided: bool) -> None:
         """Take note of what the plan has made of the model: is all of it on every rank, or does each have a part?"""

@@ -13,6 +13,7 @@ import torch
 
 from ..data import gathered
 from ..mesh import World
+from ..pipeline import SplitError, followed
 from ..state.checkpoint import PART
 
 _OURS = ("hocket.parallel.", "hocket.keras.")
@@ -113,12 +114,18 @@ def hint_at_saving(model: torch.nn.Module, *, quiet: bool) -> None:
 
 
 def refuse_tracing(model: torch.nn.Module) -> None:
-    """Refuse `torch.jit.trace`, `torch.jit.script` and `torch.export` of a model of which a rank computes its part."""
+    """Refuse traces of a model of which a rank computes its part: `torch.jit`'s, `torch.export` and a pipeline's."""
     model.register_forward_pre_hook(_refuse_traces, prepend=True)
     model.__prepare_scriptable__ = _refuse_script  # type: ignore[assignment]
 
 
-def _refuse_traces(*_: Any) -> None:
+def _refuse_traces(model: torch.nn.Module, *_: Any) -> None:
+    if followed():
+        raise SplitError(
+            f"the forward of this model calls another model ({type(model).__name__}) that a Trainer has divided among "
+            "ranks: all ranks call that together, and the stages of a pipeline are each called by their own. Compute "
+            "its outputs first (predict of its Trainer) and give them with the batch, or take a plan without a pipeline"
+        )
     if torch._C._get_tracing_state() is not None or torch.compiler.is_exporting():
         raise RuntimeError(_NO_EXPORT)
 

@@ -3,6 +3,7 @@
 from hocket.planner import balance
 from hocket.schedule.pipeline import bubble
 
+from ._forward_recorder import followed
 from ._measure import Times, measure, measured
 from ._micro import Micro, cut, sizes
 from ._partition import order_digest
@@ -17,6 +18,6 @@ from ._wire import StageWire
 
 __all__ = [
     "Micro", "Pipeline", "Run", "SplitError", "Stage", "StageError", "StageSpan", "StageWire", "Times", "balance",
-    "bubble", "changing_buffers", "checkpointed", "cut", "idle_shares", "in_steps", "measure", "measured",
-    "order_digest", "sizes", "split", "steps_of", "trace", "traced_in_both_modes", "unbalanced",
+    "bubble", "changing_buffers", "checkpointed", "cut", "followed", "idle_shares", "in_steps", "measure",
+    "measured", "order_digest", "sizes", "split", "steps_of", "trace", "traced_in_both_modes", "unbalanced",
 ]  # fmt: skip

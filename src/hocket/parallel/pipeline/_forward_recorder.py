@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import torch
 from torch import fx
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from ..batches import Numbers, TracedNumber, plain, traced
 from ..batches import trees as _trees
@@ -438,6 +438,11 @@ class Rebuilt:
         """Return the structure."""
         source = iter(tensors)
         return _trees.mapped(self._like, lambda _: next(source))
+
+
+def followed() -> bool:
+    """Return whether what is called now is called by a forward that is followed."""
+    return any(isinstance(mode, ForwardRecorder) for mode in _get_current_function_mode_stack())
 
 
 def _run(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Tensor]]:
