@@ -442,7 +442,8 @@ class Rebuilt:
 
 def followed() -> bool:
     """Return whether what is called now is called by a forward that is followed."""
-    return any(isinstance(mode, ForwardRecorder) for mode in _get_current_function_mode_stack())
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(isinstance(mode, ForwardRecorder) for mode in modes)
 
 
 def _run(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Tensor]]:
