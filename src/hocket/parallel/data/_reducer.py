@@ -105,7 +105,7 @@ class GradientReducer:
             self._adopt_order()
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def owning(self) -> Iterator[None]:
         """Open a block in which gradients are averaged by this reducer, and by no other of the same parameters."""
         self.due = True
         try:

@@ -104,7 +104,7 @@ class Replicated(ShardingStrategy):
         if reducer is None:
             yield
             return
-        with reducer.alone(), nullcontext() if last else reducer.no_sync():
+        with reducer.owning(), nullcontext() if last else reducer.no_sync():
             reducer.prepare()
             yield
 

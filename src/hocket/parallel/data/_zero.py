@@ -196,13 +196,13 @@ class ShardedOptimizer(ShardingStrategy):
         reducer = self._reducer
         self._take_back()
         quiet = nullcontext() if last or not self._scatter.attaches else reducer.no_sync()
-        with reducer.alone(), quiet, reducer.one_backward():
+        with reducer.owning(), quiet, reducer.one_backward():
             yield
 
     @contextmanager
     def adding(self) -> Iterator[None]:
         self._take_back()
-        with self._reducer.alone(), self._reducer.no_sync():
+        with self._reducer.owning(), self._reducer.no_sync():
             self._reducer.prepare()
             yield
 
