@@ -12,12 +12,15 @@ import pytest
 import scipy.optimize
 import sympy.tensor.tensor
 import torch._functorch.aot_autograd
+import torch._subclasses.schema_check_mode
 import torch.distributed.checkpoint
 import torch.export._trace
-import torch.profiler
+import torch.profiler._cupti_monitor
+import torch.utils.serialization.config
 
 import hocket.cli
 import hocket.comm.group
+import hocket.optim
 import hocket.parallel
 import hocket.planner
 import hocket.profile
@@ -37,6 +40,7 @@ with contextlib.suppress(ImportError):
 
 gc.enable()
 gc.freeze()
+hocket.Plan()  # the first in a process makes what checks the fields: a tenth of a second
 with old_objects_set_aside():  # counts them here, and in no rank
     pass
 
