@@ -10,7 +10,7 @@ from functools import partial
 
 from hocket.comm import CollectiveMismatchError, CommError, torch_adapter
 
-from ..mesh import Mesh
+from ..mesh import Mesh, in_turn
 from ..pipeline import StageError
 
 _ALL_S = 2.0
@@ -45,6 +45,8 @@ class StepErrors:
         self._steps += 1
         self.inside = True
         try:
+            if self._mesh.whole.size > 1:
+                in_turn(f"a {what} of the Trainer")
             yield
         except CollectiveMismatchError:
             raise

@@ -16,7 +16,7 @@ from hocket.comm import torch_adapter
 
 from ..batches import BatchShard, divided_by, divisors, tensors_in
 from ..batches import batch as _batch
-from ..mesh import World
+from ..mesh import World, in_turn
 from ..state import FlatBundles, broadcast_tensors, check_model, is_excluded, keepers
 from ._apart import Apart, look_apart
 from ._batch_norm import SynchronisedBatchNorm
@@ -169,6 +169,7 @@ class DataParallel(torch.nn.Module):
     @torch_adapter.outside_compiler
     def _before_forward(self, reducer: GradientReducer, inputs: Any) -> float:
         """Get ready for the backward pass of this forward pass; return by what to scale its gradients besides."""
+        in_turn("a model of hocket.distribute")
         note = _batch.current(inputs)
         self._use_batch()
         self._part = 0.0 if note is None or not self._losses.looks_at_parts else note.part(inputs)

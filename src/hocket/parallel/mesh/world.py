@@ -14,6 +14,8 @@ import torch.distributed as dist
 from hocket import _tasks
 from hocket.comm import timeout_setting
 
+from ._turns import in_turn
+
 T = TypeVar("T")
 _LENGTH_NBYTES: Final = 8
 _HEAD_NBYTES: Final = 248  # of a value, sent with its length: more needs a second collective, and few values are more
@@ -79,6 +81,7 @@ class World:
         """Return the picklable `value` of the group's rank 0, on every rank."""
         if self.size == 1:
             return value
+        in_turn("a collective operation")
         box = [value]
         dist.broadcast_object_list(box, src=self.root, group=self.group)
         return box[0]
@@ -105,6 +108,7 @@ class World:
 
     def _gathered(self, mine: bytes, nbytes: int) -> list[bytes]:
         """Return the bytes of every rank, by rank, filled up with zeros to so many."""
+        in_turn("a collective operation")
         filled = bytearray(mine.ljust(nbytes, b"\0"))
         sent = torch.frombuffer(filled, dtype=torch.uint8).to(self.device)
         box = [torch.empty_like(sent) for _ in range(self.size)]

@@ -1,0 +1,155 @@
+"""Programs with threads: what one thread at a time calls is right, and what two may call at once is refused."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hocket
+from hocket.testing import deadline, run_ranks
+
+PLANS = [hocket.Plan(), hocket.Plan(shard="parameters")]
+
+
+def _made(plan: hocket.Plan, rate: float = 0.05) -> hocket.Trainer:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    return hocket.Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), rate), plan=plan)
+
+
+def _batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    made = torch.randn(4, 8, 5, generator=generator, dtype=torch.float64)
+    return [(one[:, :3], one[:, 3:]) for one in made]
+
+
+class _Ahead:
+    """Batches that a thread has loaded ahead."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        loaded: queue.Queue[Any] = queue.Queue(1)
+
+        def load() -> None:
+            try:
+                for batch in self._loader:
+                    loaded.put(batch)
+                loaded.put(None)
+            except RuntimeError as error:
+                loaded.put(error)
+
+        thread = threading.Thread(target=load, name="ahead")
+        thread.start()
+        while (batch := loaded.get(timeout=deadline(20))) is not None:
+            if isinstance(batch, RuntimeError):
+                raise batch
+            yield batch
+        thread.join()
+
+
+def _in_thread(work: Callable[[], Any]) -> Any:
+    """What work gives in a thread that is waited for; or its error, as text."""
+    found: list[Any] = []
+
+    def call() -> None:
+        try:
+            found.append(work())
+        except RuntimeError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=call, name="other")
+    thread.start()
+    thread.join(deadline(20))
+    return found[0]
+
+
+def _epoch(trainer: hocket.Trainer, loader: Any, opened: bool = False) -> list[float]:
+    return [float(trainer.step(batch)) for batch in (loader if opened else trainer.batches(loader))]
+
+
+def _one_at_a_time(plan: hocket.Plan) -> list[float]:
+    """It is built here, trained in a thread, evaluated here, trained in another, and the loader has one of its own."""
+    trainer = _made(plan)
+    losses = _in_thread(lambda: _epoch(trainer, _batches()))
+    losses.append(trainer.evaluate(_batches()))
+    losses += _in_thread(lambda: _epoch(trainer, _batches()))
+    return [*losses, *_epoch(trainer, _Ahead(_batches()))]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_threads_that_wait_for_each_other_give_the_losses_of_one_process(plan: hocket.Plan) -> None:
+    (alone,) = run_ranks(_one_at_a_time, 1, hocket.Plan())
+    for losses in run_ranks(_one_at_a_time, 2, plan):
+        assert losses == pytest.approx(alone, rel=1e-12)  # rounding alone differs
+
+
+def _batches_ahead(plan: hocket.Plan) -> Any:
+    trainer = _made(plan)
+    return _epoch(trainer, _Ahead(trainer.batches(_batches())), opened=True)
+
+
+def _distributed_ahead(plan: hocket.Plan) -> Any:
+    model = nn.Linear(3, 2).double()
+    model, optimizer, loader = hocket.distribute(model, torch.optim.SGD(model.parameters(), 0.1), _batches())
+    for inputs, targets in _Ahead(loader):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+
+
+def _two_at_once(plan: hocket.Plan) -> Any:
+    """A thread that has made a step, and waits for more to do; and one here."""
+    trainer, made, over = _made(plan), threading.Event(), threading.Event()
+
+    def work() -> None:
+        trainer.step(_batches()[0])
+        made.set()
+        over.wait(deadline(20))
+
+    threading.Thread(target=work, name="other").start()
+    assert made.wait(deadline(20))
+    try:
+        return trainer.step(_batches()[1])
+    finally:
+        over.set()
+
+
+def _within_a_call(plan: hocket.Plan) -> Any:
+    """A thread that the main thread waits for while it is in a call itself."""
+    trainer = _made(plan)
+
+    def metric(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if isinstance(found := _in_thread(trainer.state_dict), str):
+            raise RuntimeError(found)
+        return nn.functional.mse_loss(output, target)
+
+    return trainer.evaluate(_batches(), metric)
+
+
+def _refused(program: Callable[[hocket.Plan], Any], plan: hocket.Plan) -> str:
+    with pytest.raises(RuntimeError) as refused:
+        program(plan)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("program", [_batches_ahead, _distributed_ahead, _two_at_once, _within_a_call])
+def test_threads_that_run_at_once_are_refused_on_every_rank(program: Callable[[hocket.Plan], Any]) -> None:
+    for said in run_ranks(_refused, 2, program, hocket.Plan()):
+        assert "is still running: on another rank they may come in another order" in said
+        assert "put the thread around the loader" in said
+
+
+@pytest.mark.parametrize("program", [_batches_ahead, _distributed_ahead, _two_at_once, _within_a_call])
+def test_one_rank_may_have_threads_as_it_likes(program: Callable[[hocket.Plan], Any]) -> None:
+    run_ranks(program, 1, hocket.Plan())
