@@ -220,3 +220,16 @@ def test_a_plan_that_was_cut_off_is_refused_wherever_it_was(tmp_path: Path) -> N
             Plan.from_toml(path)
     path.write_text(text)
     assert Plan.from_toml(path) == plan
+
+
+def test_a_variable_that_holds_no_plan_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOCKET_PLAN", '{"shard": "optimizer",}')
+    with pytest.raises(
+        PlanError, match=r"HOCKET_PLAN is no JSON \(.*line 1 column 23.*\): \{\"shard\": \"optimizer\",\}; give"
+    ):
+        Plan.from_environment()
+    monkeypatch.setenv("HOCKET_PLAN", '{"shards": 1, "tensors": 2}')
+    with pytest.raises(
+        PlanError, match="HOCKET_PLAN cannot be read:\n  shards: .*; it has .*\n  tensors: .*; choose among those"
+    ):
+        Plan.from_environment()

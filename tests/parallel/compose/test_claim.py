@@ -230,3 +230,25 @@ def taught(plan: Plan) -> Any:
 def test_stages_that_call_a_divided_model_are_refused(plan: Plan) -> None:
     for found, _ in run_ranks(taught, 2, plan, timeout_s=60):
         assert "calls another model (Sequential) that a Trainer has divided among ranks" in str(found)
+
+
+def after_a_refused_loop(refuse: bool) -> list[float]:
+    """Train by a Trainer what a loop has begun with, whose loss was refused, and which the program still holds."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), 4)
+    if refuse:
+        held = hocket.distribute(net, optimizer, batches)
+        output = held[0](next(iter(held[2]))[0])
+        with pytest.raises(RuntimeError, match="samples of the batch meet"):
+            (output @ output.T).logsumexp(1).mean().backward()
+        optimizer.zero_grad()
+    weighted = nn.BCEWithLogitsLoss(weight=torch.arange(1.0, 9.0, dtype=torch.float64))
+    trainer = hocket.Trainer(net, lambda *both: weighted(*both) + 0.1 * nn.functional.mse_loss(*both), optimizer)
+    return [float(trainer.step(batch)) for _ in range(2) for batch in trainer.batches(batches)]
+
+
+def test_a_trainer_follows_a_loop_that_was_refused() -> None:
+    (alone,) = run_ranks(after_a_refused_loop, 1, False)
+    for losses in run_ranks(after_a_refused_loop, 2, True):
+        assert losses == pytest.approx(alone, rel=1e-12)  # rounding alone differs

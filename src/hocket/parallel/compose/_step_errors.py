@@ -10,6 +10,7 @@ from functools import partial
 
 from hocket.comm import CollectiveMismatchError, CommError, torch_adapter
 
+from ..data import loops_set_aside
 from ..mesh import Mesh, in_turn
 from ..pipeline import StageError
 
@@ -47,7 +48,8 @@ class StepErrors:
         try:
             if self._mesh.whole.size > 1:
                 in_turn(f"a {what} of the Trainer")
-            yield
+            with loops_set_aside():
+                yield
         except CollectiveMismatchError:
             raise
         except Exception as error:

@@ -3,7 +3,7 @@
 from ._apart import LESS_RANDOM, PADDED, as_evaluated, as_trained, look_apart
 from ._batch_norm import BroadcastBuffers, SynchronisedBatchNorm, normalise, synchronise
 from ._coupling import form_of, samples_paired
-from ._data_parallel import DataParallel, living
+from ._data_parallel import DataParallel, living, loops_set_aside
 from ._exchanged import ExchangedSamples
 from ._forward_state import ForwardState, StateProbe, tell
 from ._fully_sharded import FullySharded, blocks, gathered
@@ -21,6 +21,6 @@ __all__ = [
     "LESS_RANDOM", "PADDED", "BroadcastBuffers", "DataParallel", "ExchangedSamples", "ForwardState", "FullySharded",
     "GradientReducer", "Relaxation", "ReplicaMarks", "Replicated", "SampleNumbers", "ShardedOptimizer",
     "ShardingStrategy", "StageNumbers", "StateProbe", "SynchronisedBatchNorm", "as_evaluated", "as_trained", "blocks",
-    "draws_of", "form_of", "gathered", "has_own_hooks", "is_nonlinear", "living", "look_apart", "normalise",
-    "on_several_hosts", "own", "samples_paired", "scale_gradients", "synchronise", "tell",
+    "draws_of", "form_of", "gathered", "has_own_hooks", "is_nonlinear", "living", "look_apart", "loops_set_aside",
+    "normalise", "on_several_hosts", "own", "samples_paired", "scale_gradients", "synchronise", "tell",
 ]  # fmt: skip

@@ -7,7 +7,8 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import torch
@@ -31,6 +32,7 @@ from ._sample_numbers import Draws, SampleNumbers, draws_apart
 
 _serial = itertools.count()
 _living: "weakref.WeakSet[DataParallel]" = weakref.WeakSet()
+_aside = ContextVar("_aside", default=False)  # whether a Trainer's passes run
 _exchanged = ExchangedSamples()  # on while the first losses are computed, but for forward passes
 _LOOKS, _BATCHES, _LOOKS_AGAIN = 2, 8, 3
 """Losses that are looked at, batches in which they are waited for, and how often that is done anew for new losses."""
@@ -460,7 +462,7 @@ class DataParallel(torch.nn.Module):
         if len(roots) != 1:
             return
         again = not reducer.awaits_backward  # another loss of one forward pass, which may divide by something else
-        if again and not torch_adapter.reaches(roots[0], self._made):
+        if (again or _aside.get()) and not torch_adapter.reaches(roots[0], self._made):
             return
         reducer.find_hooks()
         if self._draws is not None and note is not None and note.share is not None:
@@ -713,3 +715,14 @@ def _weight_of(reference: weakref.ref[GradientReducer]) -> Callable[[], float]:
 
 def _itself(module: torch.nn.Module) -> torch.nn.Module:
     return module
+
+
+@contextmanager
+def loops_set_aside() -> Iterator[None]:
+    """Open a block for passes that are of no loop under `hocket.distribute`, of which one may have been broken off."""
+    _exchanged.end()
+    before = _aside.set(True)
+    try:
+        yield
+    finally:
+        _aside.reset(before)

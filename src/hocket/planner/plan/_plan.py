@@ -280,7 +280,14 @@ class Plan:
         given = os.environ.get(PLAN_VARIABLE, "")
         if given in ("", "auto"):
             return None
-        return cls.from_json(json.loads(given)) if given.startswith("{") else cls.from_toml(Path(given))
+        if not given.startswith("{"):
+            return cls.from_toml(Path(given))
+        try:
+            return cls._from_values(json.loads(given), PLAN_VARIABLE)
+        except json.JSONDecodeError as error:
+            raise PlanError(
+                f"{PLAN_VARIABLE} is no JSON ({error}): {shorten(given, 60)}; give what `Plan.to_json` gave, or a file"
+            ) from None
 
     @classmethod
     def _from_values(cls, values: Mapping[str, Any], name: str) -> Plan:
@@ -299,7 +306,9 @@ class Plan:
                 section = key.partition(".")[0] if "." in key else ""
                 known = ", ".join(_SECTIONS.get(section) or [*_FIELDS, *(f"[{one}]" for one in _SECTIONS)])
                 rule = "a plan has no such field" if found is None else f"{found} is said twice"
-                wrong.append(PlanFinding(key, rule, f"it has {known}" if found is None else "say it once"))
+                remedy = f"it has {known}" if found is None else "say it once"
+                repeated = any(one.remedy == remedy for one in wrong)  # what there is need be said once only
+                wrong.append(PlanFinding(key, rule, "choose among those" if repeated else remedy))
             else:
                 flat[found] = value
         if wrong:
