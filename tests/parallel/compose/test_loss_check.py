@@ -12,7 +12,7 @@ from torch import nn
 
 import hocket
 from hocket.planner import Plan, PlanError
-from hocket.testing import run_ranks
+from hocket.testing import RankError, run_ranks
 
 
 class Student(nn.Module):
@@ -188,6 +188,54 @@ def test_a_loss_with_noise_is_judged_and_one_that_chooses_samples_is_told_not_to
         of_samples_that_count(
             ones, lambda output, target: F.mse_loss(output[torch.randperm(len(output))[:1]], target[:1])
         )
+
+
+class Balanced(nn.Module):
+    """Computes its loss: means over labels that count, and a thousandth of the balance of experts, as Mixtral's."""
+
+    def __init__(self, *, flat: bool, constant: bool) -> None:
+        super().__init__()
+        self.experts, self.flat, self.constant = nn.Linear(4, 3), flat, constant
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits = self.experts(inputs)
+        share = logits.softmax(-1).mean((0, 1))
+        used = torch.full_like(share, 1 / 3) if self.constant else share.detach()
+        balance = (used * share).sum() if self.flat else (used.expand(2, 3) * share).sum()
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten()) + 1e-3 * balance
+
+
+def balanced(micro_batches: int, *, flat: bool = False, constant: bool = False) -> None:
+    torch.manual_seed(0)
+    layers = [Balanced(flat=flat, constant=constant)]
+    plan = Plan(accumulate=2)
+    if micro_batches:
+        plan = Plan(pipeline_parallel_degree=2, micro_batches=micro_batches)
+    model = layers[0] if not micro_batches else Piped(layers[0])
+    inputs = torch.randn(8, 5, 4)
+    batch = {"inputs": inputs, "labels": torch.arange(40).view(8, 5) % 3}
+    trainer = hocket.Trainer(model, None, torch.optim.SGD(model.parameters(), 0.1), plan, sample=batch)
+    trainer.step(batch)
+
+
+class Piped(nn.Module):
+    def __init__(self, last: nn.Module) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), last
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> Any:
+        return self.last(3 * self.first(inputs), labels)
+
+
+def test_a_term_that_is_small_is_judged_by_itself() -> None:
+    """No comparison of losses shows it, but Adam trains by it what has no other gradient."""
+    balanced(0, flat=True, constant=True)
+    with pytest.raises(PlanError, match=r"a term of it is 0\.000\d+ for 8 samples"):
+        balanced(0, flat=True)
+    with pytest.raises(PlanError, match=r"a term of it is 0\.000\d+ for 8 samples"):
+        balanced(0)
+    with pytest.raises(RankError, match=r"a term of it is 0\.000\d+ for 8 samples"):
+        run_ranks(balanced, 2, 2)
 
 
 def later(plan: Plan, term: str) -> str | list[float]:

@@ -119,11 +119,11 @@ def test_losses_and_what_is_left_are_those_of_one_process(ranks: int, run: int) 
 
 
 class Nested(Net):
-    """Computes its blocks again by itself, in back-propagations that are nested in that of the loss."""
+    """Computes its blocks, one of them twice, again by itself, in back-propagations nested in that of the loss."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x)
-        for block in self.blocks:
+        for block in (*self.blocks, self.blocks[0]):
             x = x + checkpoint(block, x, use_reentrant=True)
         return self.last(x)  # type: ignore[no-any-return]
 

@@ -42,6 +42,7 @@ def everything() -> dict[str, Any]:
         "by hand": by_hand(),
         "sampled": sampled(),
         "in place": in_place(),
+        "quantized": in_place(Quantized),
         "left out": [left_out(least, every) for least, every in ((4, 1), (0, 1), (4, 2))],
     }
 
@@ -73,9 +74,22 @@ class Shifting(nn.Module):
         return self.inner(x.sub_(0.5).mul_(2))
 
 
-def in_place() -> list[float]:
+class Quantized(Shifting):
+    """Has weights that are whole numbers, and signs of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes = nn.Parameter(torch.randint(-9, 9, (6, 6)).to(torch.int8), requires_grad=False)
+        self.signs = nn.Parameter(self.codes > 0, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x @ torch.where(self.signs, self.codes, -self.codes).to(x) / 9)
+
+
+def in_place(kind: type[nn.Module] = Shifting) -> list[float]:
     """The losses of such a model, by a loop that changes targets, too."""
-    model: Any = Shifting()
+    torch.manual_seed(0)
+    model: Any = kind()
     loader: Any = DataLoader(data(), batch_size=8)
     optimizer: Any = torch.optim.SGD(model.parameters(), 0.1)
     if dist.is_initialized():
@@ -94,6 +108,11 @@ def test_a_model_may_change_its_inputs_in_place(ranks: list[dict[str, Any]]) -> 
     """Looks at the first batch had changed it before the loop's own pass."""
     alone = in_place()
     assert [one["in place"] for one in ranks] == [pytest.approx(alone, rel=1e-12)] * 2
+
+
+def test_weights_may_be_whole_numbers(ranks: list[dict[str, Any]]) -> None:
+    alone = in_place(Quantized)
+    assert [one["quantized"] for one in ranks] == [pytest.approx(alone, rel=1e-12)] * 2
 
 
 def error_of(run: Callable[[], Any]) -> str:

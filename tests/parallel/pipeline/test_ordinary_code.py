@@ -172,13 +172,17 @@ def test_a_transformer_of_torch_s_is_cut_inside() -> None:
 
 
 class Graph(nn.Module):
-    """A batch is one graph, whose nodes are no samples."""
+    """A batch is one graph, whose nodes are no samples; hooks come with the first forward, as in transformers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+        self.hooked = False
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        if not self.hooked:
+            self.layers[0].register_forward_hook(lambda *_: None)
+            self.hooked = True
         for layer in self.layers:
             x = x + torch.zeros_like(x).index_add(0, edges[1], layer(x)[edges[0]])
         return x
@@ -217,6 +221,23 @@ class Ragged(nn.Module):
         for layer in self.layers:
             y = torch.relu(layer(y))
         return torch.zeros_like(x).masked_scatter(x[:, :1] > 0, y)
+
+
+class OneByOne(nn.Module):
+    """Goes through the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.stack([self.first(one) for one in x]))  # type: ignore[no-any-return]
+
+
+def test_code_that_goes_through_the_samples_is_refused_by_its_line() -> None:
+    said = r"fewer samples take another way through OneByOne: `return .*\(unbind\) gave 4 .* micro_batches = 1"
+    with pytest.raises(SplitError, match=said):
+        split(OneByOne(), 2, torch.randn(4, WIDTH))
 
 
 def ragged(step: Callable[[Tensor, Tensor], Any]) -> list[float]:

@@ -57,6 +57,12 @@ def divisors(loss: torch.Tensor, samples: int | None = None) -> tuple[float, ...
     return tuple(found)
 
 
+def divisor_of_some(loss: torch.Tensor, samples: int) -> float:
+    """Return what the first term of a loss divides by of which that is known; 0 if there is none."""
+    parts = terms(loss, samples) if loss.grad_fn is not None else []
+    return next((count for one in parts if one.factor and (count := _count(one, samples) or 0.0) > 0), 0.0)
+
+
 def divided_by(loss: torch.Tensor, samples: int | None = None) -> float:
     """Return what a loss divides by where all of its terms are sums over the same; else 0.
 

@@ -204,6 +204,7 @@ def divide_layers(draft: Draft) -> None:
             link = link_of(mesh["pipeline"], mesh.whole, device)
         asked: dict[str, Any] = {"points": plan.split, "times": times, "link": link, "micro_batches": passes}
         stages = _alike(mesh.whole, lambda: split(model, count, sample, **asked, cut=parts > 1, traced=traced))
+    stages[0].settled.note()  # all stages': hooks that the model has registered as it first ran are gone again
     orders = mesh["pipeline"].from_all(order_digest(stages))
     if any(mesh.whole.from_all(len(set(orders)) > 1)):
         raise SplitError(

@@ -25,6 +25,7 @@ from ..batches import (
 from ..data import ExchangedSamples, samples_paired
 from ._composition import Composition
 from ._loss_function import as_before, modules_in
+from ._term_values import TermValues
 
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 2e-5}
 """Relative, by the lowest precision in use: some 100 roundings; in float64 a constant may be in float32.
@@ -66,6 +67,7 @@ class LossJudge:
             self._tolerance = 2e-2
         # Uneven, so that weights matter; no part of one sample, which some models take for something else.
         self._cut = max(min(2, few.samples // 2), few.samples // 2 - 1)
+        self._terms = TermValues()
         self._size = 0.0  # of what is added up to a loss, which may be more than what comes out
         self._paired = False  # whether samples meet as its graph tells
         self._off = {"graph": 0.0, "samples": 0.0}  # what samples exchanged have shown of losses of these forms
@@ -79,7 +81,8 @@ class LossJudge:
         if end - begin < part.samples:
             inputs, target = cut_fields(part.inputs, part.target, begin, end, part.samples)
             part = BatchPart(inputs, target, end - begin, end - begin)
-        return self._passes.measured(part.copied(), self._loss, whole=True)
+        with torch_adapter.uncompiled(), self._terms:
+            return self._passes.measured(part.copied(), self._loss, whole=True)
 
     def _loss(self, output: Any, target: Any) -> Any:
         """Return the loss, and look at it; what the loss raises by itself is the program's error."""
@@ -203,14 +206,17 @@ class LossJudge:
             if self._explains(whole, parts, counts, whole.terms[0]):
                 first_term = max(whole.terms[0], 1e-30)
                 ratios = tuple(one / first_term for one in whole.terms)
-                return LossVerdict("graph", whole.terms[0] / count, ratios, inside=form.inside)
+                problem = self._term_off(whole, parts, samples)
+                return LossVerdict("graph", whole.terms[0] / count, ratios, inside=form.inside, problem=problem)
         if self._explains(whole, parts, samples, count):
             # Of a loss that a pipeline's last stage computes the graph tells in training only.
-            return LossVerdict("samples" if self._passes.pipeline is None or whole.terms else "graph")
+            kind = "samples" if self._passes.pipeline is None or whole.terms else "graph"
+            return LossVerdict(kind, problem=self._term_off(whole, parts, samples))
         counter = self._counter(whole, parts, cuts)
         if counter is not None:
             batch = batch_of(*self._values)
-            return LossVerdict("weight", counter(batch) / count, counter=counter)
+            problem = self._term_off(whole, parts, samples)
+            return LossVerdict("weight", counter(batch) / count, counter=counter, problem=problem)
         return LossVerdict("samples", problem=self._problem(whole, parts, samples, count, "a mean over samples"))
 
     def _stated(
@@ -258,6 +264,12 @@ class LossJudge:
             if self._explains(whole, parts, counts, one(batch)):
                 matching.append(one)
         return AgreedCount.of(matching) if matching and self._few.samples > 2 else None
+
+    def _term_off(self, whole: MeasuredLoss, parts: list[list[MeasuredLoss]], samples: list[list[int]]) -> str:
+        """Return how a small term does not add up that the graph does not explain; "" where there is none."""
+        tolerance = max(self._tolerance, _TOLERANCES.get(whole.loss.dtype, 2e-2))
+        pairs = zip(parts, samples, strict=True)
+        return next((said for some, counts in pairs if (said := self._terms.off(whole, some, counts, tolerance))), "")
 
     def _problem(self, whole: Any, parts: Any, counts: Any, total: float, what: str) -> str:
         found = []

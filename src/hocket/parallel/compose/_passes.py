@@ -14,7 +14,17 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ..batches import BatchPart, LossForm, LossTally, MeasuredLoss, called, samples_in, tensors_in, terms
+from ..batches import (
+    BatchPart,
+    LossForm,
+    LossTally,
+    MeasuredLoss,
+    called,
+    divisor_of_some,
+    samples_in,
+    tensors_in,
+    terms,
+)
 from ..batches import batch as _batch
 from ..data import BroadcastBuffers, ForwardState, SampleNumbers, ShardingStrategy
 from ..mesh import World
@@ -129,7 +139,7 @@ class WholePasses(Passes):
             loss_form.inside = not found.terms  # perhaps the model computes the loss, and only its own graph tells
             if loss_form.inside:
                 found = self.measured(part, loss_fn)[0]
-                loss_form.inside = bool(found.terms)
+                loss_form.inside = divisor_of_some(found.loss, part.samples) > 0
         return [found]
 
 
@@ -196,9 +206,8 @@ class StagedPasses(Passes):
             if graph and measured.terms:
                 loss_form.inside = bool(loss_form.inside)
             elif graph and not measured.paired:  # perhaps the model computes it
-                inside = loss_form.measure(loss_fn(output, micro.target), *known)
-                if inside.terms:
-                    measured, loss_form.inside = inside, True
+                measured = loss_form.measure(loss_fn(output, micro.target), *known)
+                loss_form.inside = True if measured.terms else loss_form.inside
             found.append(measured)
             return measured.loss.detach()
 

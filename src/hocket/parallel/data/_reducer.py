@@ -303,8 +303,11 @@ class GradientReducer:
                 "gradients only. For an embedding, say sparse=False, or take hocket.Trainer(..., "
                 'plan=hocket.Plan(embeddings="row")), which exchanges the rows looked up'
             )
-        view = bucket.writable(slot)
-        view.copy_(gradient.detach() if gradient.requires_grad else gradient)
+        view, gradient = bucket.writable(slot), gradient.detach() if gradient.requires_grad else gradient
+        if self._arrived[number] and not self._reduction.attaches:  # re-entrant checkpointing of a part used twice
+            view.add_(gradient)
+        else:
+            view.copy_(gradient)
         parameter.grad = view if self._reduction.attaches else None
 
     def _launch(self) -> None:

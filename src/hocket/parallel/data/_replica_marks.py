@@ -111,7 +111,8 @@ class ReplicaMarks:
         self._checks += 1
         if parameter is None or not math.isfinite(square):
             return
-        tolerance = max(_TOLERANCE, 8 * torch.finfo(parameter.dtype).eps)
+        rounds = parameter.is_floating_point() or parameter.is_complex()  # whole numbers (quantized weights) do not
+        tolerance = max(_TOLERANCE, 8 * torch.finfo(parameter.dtype).eps) if rounds else _TOLERANCE
         if square - weight * weight > (tolerance * weight) ** 2 + 1e-14 * square:
             raise RuntimeError(
                 f"parameter {name!r} is no longer the same on all ranks: something has changed it on one of them, or "
@@ -160,7 +161,8 @@ class ReplicaMarks:
         tensor = self._parameters[self._checks % len(self._parameters)][1].detach()
         while tensor.dim() > 1 and tensor.numel() > _ELEMENTS:
             tensor = tensor[0]
-        return float(tensor.flatten()[:_ELEMENTS].abs().double().sum())
+        some = tensor.flatten()[:_ELEMENTS]
+        return float((some if some.is_complex() else some.double()).abs().double().sum())
 
 
 def _drawn() -> list[str]:

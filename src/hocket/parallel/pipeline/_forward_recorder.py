@@ -144,9 +144,9 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
             node.meta["loose"] = _loose(name, args, kwargs)
             node.meta["shaped_by_first"] = in_place or name in _SHAPED_BY_FIRST
             node.meta["constant"] = name in _SIZES or self._constant(node, name)
-            found = self._result(node, value, changed, in_place=in_place)
-            if name in _SEVERAL:
+            if name in _SEVERAL:  # before steps that take one of them
                 self._check(len, (node,), len(value))
+            found = self._result(node, value, changed, in_place=in_place)
         return self.settled(type(value), (found,), value) if kind and kind != "item" else found
 
     def _step(self, operation: str, target: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -22,12 +22,17 @@ class SettledModules:
     """
 
     def __init__(self, model: torch.nn.Module, whole: Iterable[str]) -> None:
-        apart = tuple(f"{name}." for name in whole)
+        self._model, self._apart = model, tuple(f"{name}." for name in whole)
+        self.note()
+
+    def note(self) -> None:
+        """Take the model as it is now for what it has to stay."""
+        model = self._model
         self._kept: list[tuple[str, dict[str, Any], str, Any]] = []
         self._code: list[tuple[str, torch.nn.Module, Any]] = []
         self._trained = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}  # which training changes
         for name, module in model.named_modules():
-            if f"{name}.".startswith(apart):
+            if f"{name}.".startswith(self._apart):
                 continue
             self._code.append((name or type(module).__name__, module, _code_of(module)))
             for key in module._buffers:

@@ -100,7 +100,13 @@ def _hold(model: torch.nn.Module, stages: Sequence[Stage], inputs: Any, training
                 branch.check.allowed.remove(branch.value)
             if not needed:
                 return False
-            raise (error if isinstance(error, SplitError) else _failed(model, error)) from error
+            if isinstance(error, SplitError):
+                raise
+            if not widened:
+                raise _failed(model, error) from error
+            raise SplitError(
+                f"fewer samples take another way through {type(model).__name__}: {widened[-1]}. {UNCUT}"
+            ) from error
 
 
 def _failed(model: torch.nn.Module, error: Exception) -> SplitError:

@@ -1,0 +1,73 @@
+"""Notes the values of a loss's terms, and finds those that do not add up over parts, however small they are."""
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..batches import SAME_VALUES, MeasuredLoss, divisor_of_some, kind_of
+
+_OFF: Final = 5.0
+"""Of a term, in units of how far losses may be apart: more than rounding does to those that do not all but cancel."""
+
+_LEAST: Final = 0.01
+"""Of the loss, in the same units: what such a term may be off."""
+
+
+class TermValues(TorchFunctionMode):
+    """Notes each number that is computed with a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: dict[Any, float] = {}  # by the operator that gave it
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch."""
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.grad_fn is not None and result.numel() == 1:
+            self._found[result.grad_fn] = float(result.detach())
+        return result
+
+    def off(self, whole: MeasuredLoss, parts: Sequence[MeasuredLoss], samples: Sequence[int], tolerance: float) -> str:
+        """Return how a term is not that of its parts, weighted by what others divide by; "" if none is so.
+
+        Such is the balance of a mixture of experts, a thousandth of the loss: no comparison of losses would show it.
+
+        Args:
+            whole: The loss of some samples.
+            parts: Those of parts of them.
+            samples: How many the parts have.
+            tolerance: How far losses may be apart, relative.
+        """
+        counts = [divisor_of_some(one.loss, n) for one, n in zip(parts, samples, strict=True)]
+        mine, theirs = _addends(whole.loss.grad_fn), [_addends(one.loss.grad_fn) for one in parts]
+        if not all(counts) or any(len(one) != len(mine) for one in theirs):
+            return ""
+        for i, term in enumerate(mine):
+            value, *others = (self._found.get(one, math.nan) for one in (term, *(row[i] for row in theirs)))
+            combined = sum(map(operator.mul, others, counts)) / sum(counts)
+            off = abs(value - combined) / tolerance
+            if off > _OFF * max(map(abs, (value, *others))) and off > _LEAST * abs(whole.value):
+                return (
+                    f"a term of it is {value:.6g} for {sum(samples)} samples, and {combined:.6g} for the first "
+                    f"{samples[0]} and the others combined: it is a sum, or samples meet in it (as where experts are "
+                    "balanced over the batch)."
+                )
+        return ""
+
+
+def _addends(root: Any) -> list[Any]:
+    """Return the operators of which a loss is the sum."""
+    found, todo = [], [root]
+    while todo:
+        node = todo.pop()
+        below = [one for one, _ in node.next_functions if one is not None] if node is not None else []
+        kind = kind_of(node) if below else ""
+        if kind in ("Add", "Sub") or (kind in SAME_VALUES and len(below) == 1):
+            todo += reversed(below)
+        else:
+            found.append(node)
+    return found
