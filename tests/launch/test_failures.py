@@ -405,23 +405,6 @@ def test_who_never_came_is_the_headline_and_not_who_waited(launched: Any, script
     )
 
 
-def test_a_rank_that_ended_well_while_others_waited_is_the_headline(launched: Any, script: Any) -> None:
-    source = """
-        import os, time
-        class Late(Exception):
-            culprits = (1,)
-        if os.environ["RANK"] != "1":
-            time.sleep(1)
-            raise Late("rank 1 has left")
-    """
-    ran = launched(script(textwrap.dedent(source)), n=3)
-    assert re.search(
-        r"hocket: rank 1 ended with exit status 0 while others waited; rank [02] gave up first: exit status 1, .*\n"
-        r"Late: rank 1 has left\nAll ranks make the same steps: ",
-        ran.err,
-    )
-
-
 def test_a_rank_that_its_exception_was_ending_has_failed_by_itself(tmp_path: Path) -> None:
     """The other rank's process is gone first, and the launcher's SIGTERM comes while this one still ends."""
     told = tmp_path / "error.json"

@@ -3,7 +3,7 @@
 import json
 import re
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -126,22 +126,18 @@ def _is_ours(failure: RankFailure, failures: Sequence[RankFailure], first_end_s:
     )
 
 
-def describe(failures: Sequence[RankFailure], began_s: float, finished: Collection[int] = ()) -> list[str]:
+def describe(failures: Sequence[RankFailure], began_s: float) -> list[str]:
     """Return the lines for people: the first failure in full, then one line for each other, or for those we ended.
 
     Args:
         failures: Failures as `in_order` gives them.
         began_s: When the ranks were started, in seconds since the epoch.
-        finished: Ranks that had ended before, with exit status 0.
     """
     first, *others = failures
     alike = _alike(failures)
     after_s = max(0.0, (first.failed_s if first.error else first.ended_s) - began_s)
-    lines = [_headline(failures, f"{first.how()}, {after_s:.1f} s after the start", finished)]
-    if first.error and any(rank in finished for rank in first.culprits):
-        lines.append(first.error)  # what matters is where the other ended, and this stack is printed above
-        lines.append("All ranks make the same steps: what ends a loop or the program must be the same on each of them.")
-    elif first.traceback:
+    lines = [_headline(failures, f"{first.how()}, {after_s:.1f} s after the start")]
+    if first.traceback:
         lines += first.traceback.rstrip("\n").split("\n")
     elif first.error:
         lines.append(first.error)
@@ -163,7 +159,7 @@ def describe(failures: Sequence[RankFailure], began_s: float, finished: Collecti
     return lines
 
 
-def _headline(failures: Sequence[RankFailure], how: str, finished: Collection[int]) -> str:
+def _headline(failures: Sequence[RankFailure], how: str) -> str:
     """Return who is to blame: ranks that were stopped, or that others waited for in vain, else who failed first."""
     first = failures[0]
     by_rank = {failure.rank: failure for failure in failures}
@@ -177,9 +173,6 @@ def _headline(failures: Sequence[RankFailure], how: str, finished: Collection[in
         if first.stopped:
             return f"rank{_s(stopped)} {which} {were} stopped (SIGSTOP) for longer than HOCKET_TIMEOUT allows: {how}"
         return f"rank{_s(stopped)} {which} {were} stopped (SIGSTOP); rank {first.rank} gave up first: {how}"
-    if left := [rank for rank in silent if rank in finished]:
-        which = f"rank{_s(left)} {', '.join(map(str, left))}"
-        return f"{which} ended with exit status 0 while others waited; rank {first.rank} gave up first: {how}"
     if silent:
         which = ", ".join(map(str, silent))
         return f"rank{_s(silent)} {which} did not come where others waited; rank {first.rank} gave up first: {how}"

@@ -298,7 +298,6 @@ class _RunningJob(JobListener):
         directory: LaunchDirectory | None,
     ) -> None:  # fmt: skip
         self.failures: tuple[RankFailure, ...] = ()
-        self._finished: set[int] = set()  # ranks that had ended well before those
         self.restarts = 0
         self.aggregators: Aggregators | None = None
         self.record: str | None = None
@@ -356,7 +355,7 @@ class _RunningJob(JobListener):
             self.say(f"this run is kept in {os.path.relpath(self._directory.path)}")
 
     def _describe(self, failures: Sequence[RankFailure]) -> None:
-        title, *lines = describe(failures, self._began_s, self._finished)
+        title, *lines = describe(failures, self._began_s)
         self.say(title, style="bold red")
         self._outputs["stderr"].lines(b"", [line.encode(errors="replace") for line in lines])
         if self._directory is not None:
@@ -503,9 +502,6 @@ class _RunningJob(JobListener):
         ended_s = dict(self._merger.ended_s)
         faults = os.path.join(self._job.directory, "fault-")
         read = [read_failure(one, ended_s.get(one.rank, time.time()), f"{faults}{one.pid}") for one in failures]
-        first_s = min((one.ended_s for one in read), default=0.0)
-        before = (c for c in self._children if ended_s.get(c.rank, first_s) < first_s)
-        self._finished = {c.rank for c in before if c.status() == 0}
         self.failures = in_order(read, self._arguments.grace_s)
         if restarts_left > 0:
             self._describe(self.failures)
