@@ -220,3 +220,9 @@ def test_a_plan_that_was_cut_off_is_refused_wherever_it_was(tmp_path: Path) -> N
             Plan.from_toml(path)
     path.write_text(text)
     assert Plan.from_toml(path) == plan
+
+
+def test_a_variable_that_is_cut_off_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOCKET_PLAN", '{"data_parallel_degree": 2,')
+    with pytest.raises(PlanError, match="HOCKET_PLAN is not JSON: .*; unset it"):
+        Plan.from_environment()

@@ -280,7 +280,15 @@ class Plan:
         given = os.environ.get(PLAN_VARIABLE, "")
         if given in ("", "auto"):
             return None
-        return cls.from_json(json.loads(given)) if given.startswith("{") else cls.from_toml(Path(given))
+        if not given.startswith("{"):
+            return cls.from_toml(Path(given))
+        try:
+            values = json.loads(given)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise PlanError(
+                f"{PLAN_VARIABLE} is not JSON: {error}; unset it, and give the plan as `hocket run --plan FILE`"
+            ) from None
+        return cls.from_json(values)
 
     @classmethod
     def _from_values(cls, values: Mapping[str, Any], name: str) -> Plan:
