@@ -405,6 +405,44 @@ def test_who_never_came_is_the_headline_and_not_who_waited(launched: Any, script
     )
 
 
+@pytest.mark.parametrize(
+    ("way", "place"), [("sys.exit(0)", r" \(\S+\.py:\d+\)"), ("os._exit(0)", "")], ids=["exit", "at once"]
+)
+@pytest.mark.parametrize("flags", [(), ("--max-restarts=1",)], ids=["alone", "elastic"])
+def test_a_rank_that_ends_well_while_others_train_is_the_headline(
+    hocket_forked: Any, script: Any, tmp_path: Path, way: str, place: str, flags: Any
+) -> None:
+    source = f"""
+import os, sys, torch
+torch.distributed.init_process_group("hocket")
+for step in range(3):
+    if step == 2 and os.environ["RANK"] == "1":
+        {way}
+    torch.distributed.all_reduce(torch.ones(4))
+"""
+    ran = hocket_forked("run", "-n", "2", *flags, script(source), cwd=tmp_path)
+    assert ran.returncode == 1
+    assert re.search(
+        rf"rank 1{place} ended with status 0 while others still trained; rank 0 waited in vain", ran.stderr
+    )
+    assert "All ranks take the same steps" in ran.stderr
+
+
+def test_a_rank_that_ends_well_when_the_job_is_ended_has_not_left(launched: Any, script: Any) -> None:
+    source = """
+        import os, signal, sys, time
+        class Late(Exception):
+            culprits = (1,)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        time.sleep(1)
+        if os.environ["RANK"] != "1":
+            raise Late("rank 1 is late")
+        time.sleep(60)
+    """
+    ran = launched(script(textwrap.dedent(source)), n=2)
+    assert "rank 1 did not come where others waited" in ran.err
+
+
 def test_a_rank_that_its_exception_was_ending_has_failed_by_itself(tmp_path: Path) -> None:
     """The other rank's process is gone first, and the launcher's SIGTERM comes while this one still ends."""
     told = tmp_path / "error.json"

@@ -3,7 +3,7 @@
 import json
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,6 +50,7 @@ class RankFailure:
         ended_by_launcher: It did not fail by itself: it was ended because another had failed.
         stopped: It was stopped (SIGSTOP) when another failed, or for so long that the launcher ended it.
         culprits: The ranks that its error names as late or dead.
+        left: Those of them that had ended with status 0, each with the line that ended it, if that is known.
     """
 
     rank: int
@@ -64,6 +65,7 @@ class RankFailure:
     ended_by_launcher: bool = False
     stopped: bool = False
     culprits: tuple[int, ...] = ()
+    left: tuple[tuple[int, str | None], ...] = ()
 
     def how(self) -> str:
         """Return the end in a few words."""
@@ -96,16 +98,27 @@ def read_failure(failed: FailedRank, ended_s: float, fault_file: str) -> RankFai
     )  # fmt: skip
 
 
-def in_order(failures: Sequence[RankFailure], grace_s: float) -> tuple[RankFailure, ...]:
+def in_order(
+    failures: Sequence[RankFailure], grace_s: float, left: Mapping[int, tuple[float, str | None]]
+) -> tuple[RankFailure, ...]:
     """Return failures with the first one first; those that came of our ending the job are marked, and last.
 
-    SIGKILL follows SIGTERM `grace_s` after the first end.
+    SIGKILL follows SIGTERM `grace_s` after the first end. `left` says when each rank that ended with status 0
+    did, and at which line.
     """
     if not failures:
         return ()
     first_end_s = min(failure.ended_s for failure in failures)
     marked = [
-        replace(failure, ended_by_launcher=_is_ours(failure, failures, first_end_s, grace_s)) for failure in failures
+        replace(
+            failure,
+            ended_by_launcher=_is_ours(failure, failures, first_end_s, grace_s),
+            # Who ended later did so because we ended the job.
+            left=tuple(
+                (rank, left[rank][1]) for rank in failure.culprits if rank in left and left[rank][0] < first_end_s
+            ),
+        )
+        for failure in failures
     ]
     return tuple(sorted(marked, key=lambda failure: (failure.ended_by_launcher, failure.failed_s)))
 
@@ -156,6 +169,8 @@ def describe(failures: Sequence[RankFailure], began_s: float) -> list[str]:
         ranks = sorted(other.rank for other in others if other.ended_by_launcher and other.signal == name)
         which = f"ranks {', '.join(map(str, ranks))} were" if len(ranks) > 1 else f"rank {ranks[0]} was"
         lines.append(f"{which} ended because of that ({name})")
+    if any(failure.left for failure in failures):
+        lines.append("All ranks take the same steps: look for an exit, or a shorter loop, that not all of them reach.")
     return lines
 
 
@@ -173,6 +188,10 @@ def _headline(failures: Sequence[RankFailure], how: str) -> str:
         if first.stopped:
             return f"rank{_s(stopped)} {which} {were} stopped (SIGSTOP) for longer than HOCKET_TIMEOUT allows: {how}"
         return f"rank{_s(stopped)} {which} {were} stopped (SIGSTOP); rank {first.rank} gave up first: {how}"
+    if left := dict(sorted(pair for failure in failures for pair in failure.left)):
+        which = ", ".join(f"{rank} ({place})" if place else f"{rank}" for rank, place in left.items())
+        ended = f"rank{_s(list(left))} {which} ended with status 0 while others still trained"
+        return f"{ended}; rank {first.rank} waited in vain: {how}"
     if silent:
         which = ", ".join(map(str, silent))
         return f"rank{_s(silent)} {which} did not come where others waited; rank {first.rank} gave up first: {how}"
@@ -219,6 +238,14 @@ def has_raised(error_file: str) -> bool:
         return "timestamp_s" in json.loads(Path(error_file).read_text())["message"]["extraInfo"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def read_left(path: str) -> str | None:
+    """Return the line at which a rank has ended well, if its worker has told it."""
+    try:
+        return Path(path).read_text() or None
+    except (OSError, ValueError):
+        return None
 
 
 def _read_fault_file(path: str) -> str | None:

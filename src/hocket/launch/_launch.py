@@ -22,7 +22,17 @@ from ._arguments import LaunchArguments, parse_arguments
 from ._child import Child
 from ._clean import sweep_abandoned
 from ._console import Output, Terminal, bytes_of, outputs
-from ._failure import ArgumentError, JobEnded, LaunchError, RankFailure, describe, has_raised, in_order, read_failure
+from ._failure import (
+    ArgumentError,
+    JobEnded,
+    LaunchError,
+    RankFailure,
+    describe,
+    has_raised,
+    in_order,
+    read_failure,
+    read_left,
+)
 from ._job import PASSED_ON, SAVED, SAVED_MARK, Job
 from ._listener import EndingSignals, FailedRank, Interrupted, JobListener, Streams
 from ._local import run_here
@@ -502,7 +512,13 @@ class _RunningJob(JobListener):
         ended_s = dict(self._merger.ended_s)
         faults = os.path.join(self._job.directory, "fault-")
         read = [read_failure(one, ended_s.get(one.rank, time.time()), f"{faults}{one.pid}") for one in failures]
-        self.failures = in_order(read, self._arguments.grace_s)
+        failed = {one.rank for one in failures}
+        left = {
+            child.rank: (ended_s[child.rank], read_left(f"{self._job.directory}/left-{child.pid}"))
+            for child in self._children
+            if child.rank in ended_s and child.rank not in failed
+        }
+        self.failures = in_order(read, self._arguments.grace_s, left)
         if restarts_left > 0:
             self._describe(self.failures)
             allowed = self._arguments.flags.max_restarts

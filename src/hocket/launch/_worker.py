@@ -69,6 +69,8 @@ def main() -> None:
     except SystemExit as error:
         if error.code not in (None, 0):
             _record(error, error.__traceback__)
+        else:
+            _tell_left(job_directory, error.__traceback__)
         raise
     except BaseException as error:
         sys.last_value = error  # as Python has it; this rank's groups look there for what to tell the others
@@ -119,6 +121,13 @@ def _tell_forked(job_directory: str) -> None:
     """Tell the job of this process, a data loader's worker say: it may end, with its rank, before anybody sees it."""
     with contextlib.suppress(OSError):
         os.close(os.open(f"{job_directory}/forked-{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+
+
+def _tell_left(job_directory: str, trace: TracebackType | None) -> None:
+    """Tell the job at which line this rank ends well: others may still wait for it."""
+    frames = traceback.extract_tb(trace)
+    with contextlib.suppress(OSError), open(f"{job_directory}/left-{os.getpid()}", "w") as file:
+        file.write(f"{frames[-1].filename}:{frames[-1].lineno}")
 
 
 def _become(command: list[str]) -> NoReturn:
