@@ -295,7 +295,7 @@ class Plan:
             given = f"{type(values).__name__} ({shorten(repr(values), 60)})"
             raise PlanError(f"{name} is no table of fields but of type {given}; give what `Plan.to_json` gave")
         flat: dict[str, Any] = {}
-        wrong = []
+        wrong: list[PlanFinding] = []
         if values.keys() & {"topology", "nodes"}:
             raise PlanError(
                 f"{name} describes a cluster; give it as --cluster, and here what `hocket plan --out` has written"
