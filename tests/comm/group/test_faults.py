@@ -5,6 +5,7 @@ import os
 import random
 import re
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -291,10 +292,8 @@ def _no_thread_at_first():
     lost, message = torch.zeros(2), torch.zeros(2)
     for post in (lambda: dist.irecv(lost, peer), lambda: dist.all_reduce(total, async_op=True)):
         refused = mock.Mock(side_effect=RuntimeError("can't start new thread"))
-        with (
-            mock.patch.object(threading, "_start_new_thread", refused),
-            pytest.raises(RuntimeError, match="thread"),
-        ):
+        start = "_start_joinable_thread" if sys.version_info >= (3, 13) else "_start_new_thread"
+        with mock.patch.object(threading, start, refused), pytest.raises(RuntimeError, match="thread"):
             post()
     works = [dist.irecv(message, peer), dist.isend(torch.ones(2), peer), dist.all_reduce(total, async_op=True)]
     for work in works:
