@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -423,3 +424,34 @@ def test_models_whose_passes_change_parameters_or_count_lookups_are_refused() ->
     for followed, frequent in run_ranks(said_of_models_that_are_run_once_more, 2):
         assert "each forward pass changes parameter 'teacher.weight'" in followed
         assert "0 has scale_grad_by_freq" in frequent
+
+
+SINGLE = {
+    "mse": nn.functional.mse_loss,
+    "dice of each": lambda x, y: (1 - 2 * (x.sigmoid() * y).sum(1) / (x.sigmoid() + y).sum(1)).mean(),
+    "dice of the batch": lambda x, y: 1 - 2 * (x.sigmoid() * y).sum() / (x.sigmoid() + y).sum(),
+    "root": lambda x, y: nn.functional.mse_loss(x, y).sqrt(),
+}
+
+
+def _told_of_one_sample() -> set[str]:
+    """Return the losses of which a loop is told that gives each rank one sample."""
+    found = set()
+    for name, loss in SINGLE.items():
+        torch.manual_seed(0)
+        net = nn.Linear(4, 6).double()
+        data = TensorDataset(torch.randn(4, 4).double(), torch.rand(4, 6).double())
+        loader = DataLoader(data, batch_size=2)
+        model, optimizer, batches = hocket.distribute(net, torch.optim.SGD(net.parameters(), 0.1), loader)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for x, y in batches:
+                optimizer.zero_grad()
+                loss(model(x), y).backward()
+                optimizer.step()
+        found |= {name for one in told if "each rank has one sample" in str(one.message)}
+    return found
+
+
+def test_a_loss_of_one_sample_that_is_no_usual_mean_is_told() -> None:
+    assert run_ranks(_told_of_one_sample, 2)[0] == {"dice of the batch", "root"}

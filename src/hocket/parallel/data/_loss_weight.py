@@ -232,7 +232,8 @@ class LossWeights:
         ranked = samples_compete(loss, made, samples) if looked else ""
         mixed, padded = ("", "") if apart is None else apart.relevant(outputs[-1], loss)
         second = apart is not None and apart.batch_second
-        everyone = self._world.from_all((meet, summed, ranked, (mixed, second), padded, together))
+        blind = looked and samples == 1 and not divisors(loss, samples)
+        everyone = self._world.from_all((meet, summed, ranked, (mixed, second), padded, blind, together))
         self._gathered = any(one[-1] for one in everyone)
         if said := next((one[3] for one in everyone if one[3][0]), None):
             how, second = said
@@ -281,6 +282,15 @@ class LossWeights:
                 "the loss is a sum over samples, or has a term that is one, and ranks' losses are averaged: pass "
                 'hocket.distribute(..., loss_reduction="sum") if all of it is a sum, and report it by '
                 "hocket.total(loss); else make that term a mean over the samples that the loop has"
+            )
+        if self._world.rank == 0 and all(one[5] for one in everyone):
+            warnings.warn(
+                "each rank has one sample of the batch, so that nothing shows whether samples meet in the loss, which "
+                "is none of the usual means (a root, norm or logarithm of a mean, or a dice of the whole batch, is not "
+                "that of one device): right if each sample has a loss of its own, and the loss is their mean. A first "
+                "batch with two samples for each rank shows it; hocket.Trainer compares such a loss with that of the "
+                "whole batch",
+                stacklevel=4,
             )
         if self._world.rank == 0 and summed == "small":
             warnings.warn(
