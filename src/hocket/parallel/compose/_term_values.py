@@ -13,22 +13,21 @@ from ..batches import SAME_VALUES, MeasuredLoss, divisor_of_some, kind_of
 _OFF: Final = 5.0
 """Of a term, in units of how far losses may be apart: more than rounding does to those that do not all but cancel."""
 
+_VALUE: Final = "hocket's value"
+
 _LEAST: Final = 0.01
 """Of the loss, in the same units: what such a term may be off."""
 
 
 class TermValues(TorchFunctionMode):
-    """Notes each number that is computed with a gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._found: dict[Any, float] = {}  # by the operator that gave it
+    """Notes each number that is computed with a gradient, at the operator that gave it: no graph is kept for it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch."""
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor) and result.grad_fn is not None and result.numel() == 1:
-            self._found[result.grad_fn] = float(result.detach())
+            node: Any = result.grad_fn
+            node.metadata[_VALUE] = float(result.detach())
         return result
 
     def off(self, whole: MeasuredLoss, parts: Sequence[MeasuredLoss], samples: Sequence[int], tolerance: float) -> str:
@@ -47,7 +46,7 @@ class TermValues(TorchFunctionMode):
         if not all(counts) or any(len(one) != len(mine) for one in theirs):
             return ""
         for i, term in enumerate(mine):
-            value, *others = (self._found.get(one, math.nan) for one in (term, *(row[i] for row in theirs)))
+            value, *others = (_value(one) for one in (term, *(row[i] for row in theirs)))
             combined = sum(map(operator.mul, others, counts)) / sum(counts)
             off = abs(value - combined) / tolerance
             if off > _OFF * max(map(abs, (value, *others))) and off > _LEAST * abs(whole.value):
@@ -57,6 +56,10 @@ class TermValues(TorchFunctionMode):
                     "balanced over the batch)."
                 )
         return ""
+
+
+def _value(node: Any) -> float:
+    return math.nan if node is None else node.metadata.get(_VALUE, math.nan)
 
 
 def _addends(root: Any) -> list[Any]:
