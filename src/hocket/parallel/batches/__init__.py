@@ -36,15 +36,13 @@ from ._user_loader import expected_size, generators, inner_loader
 from .trees import called, mapped, tensors_in, views_like
 
 __all__ = [
-    "GUARDED", "SAME_VALUES", "SUMS", "AgreedCount", "Alone", "BatchEntry", "BatchPart", "BatchShard", "BatchSplitter",
-    "Cutter", "DistributedLoader", "Key", "Keywords", "LossForm", "LossTally", "MeasuredLoss", "Numbers",
-    "RandomStream", "RankSampler", "Reduction", "RngStates", "SeededDataset", "ShardedLoader", "SharedLoader",
-    "TensorCount", "Term", "TracedNumber", "average", "batch_of", "called", "cut_fields",
-    "digest", "divided_by", "divides_by_samples", "divisor_of_some", "divisors", "due", "each", "entries_of",
-    "expected_size", "fingerprint", "generators",
-    "guarded", "inner_loader", "is_empty", "is_of_one", "is_one_by_one", "is_plain", "is_zeroed", "kind_of",
-    "mapped",
-    "mix", "number", "own_generators", "plain", "possible_counts", "put_back_generators", "restored", "samples_in",
-    "sizes_of", "state_of", "takes_one", "tensors_in", "terms", "total", "traced", "unaltered", "undisturbed",
-    "views_like",
+    "GUARDED", "SAME_VALUES", "SUMS", "AgreedCount", "Alone", "BatchEntry", "BatchPart", "BatchShard",
+    "BatchSplitter", "Cutter", "DistributedLoader", "Key", "Keywords", "LossForm", "LossTally", "MeasuredLoss",
+    "Numbers", "RandomStream", "RankSampler", "Reduction", "RngStates", "SeededDataset", "ShardedLoader",
+    "SharedLoader", "TensorCount", "Term", "TracedNumber", "average", "batch_of", "called", "cut_fields", "digest",
+    "divided_by", "divides_by_samples", "divisor_of_some", "divisors", "due", "each", "entries_of", "expected_size",
+    "fingerprint", "generators", "guarded", "inner_loader", "is_empty", "is_of_one", "is_one_by_one", "is_plain",
+    "is_zeroed", "kind_of", "mapped", "mix", "number", "own_generators", "plain", "possible_counts",
+    "put_back_generators", "restored", "samples_in", "sizes_of", "state_of", "takes_one", "tensors_in", "terms",
+    "total", "traced", "unaltered", "undisturbed", "views_like",
 ]  # fmt: skip

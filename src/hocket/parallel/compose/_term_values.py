@@ -13,10 +13,11 @@ from ..batches import SAME_VALUES, MeasuredLoss, divisor_of_some, kind_of
 _OFF: Final = 5.0
 """Of a term, in units of how far losses may be apart: more than rounding does to those that do not all but cancel."""
 
-_VALUE: Final = "hocket's value"
-
 _LEAST: Final = 0.01
 """Of the loss, in the same units: what such a term may be off."""
+
+_VALUE: Final = "hocket's value"
+"""Under which the value is kept in the metadata of the operator that gave it."""
 
 
 class TermValues(TorchFunctionMode):
