@@ -59,15 +59,18 @@ def without_gradients(model: nn.Module) -> Iterator[None]:
     """
     modules = list(model.modules())
     parameters = {id(p): p for module in modules for p in module._parameters.values() if p is not None}.values()
-    gradients = [(parameter, parameter.grad) for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = None
+    plainly = torch._C.DisableTorchFunction  # a mode of who looks on costs ten times what a gradient's taking does
+    with plainly():
+        gradients = [(parameter, parameter.grad) for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
     try:
         with torch.random.fork_rng(devices=sorted({p.device for p in parameters if p.is_cuda}, key=str)):
             yield
     finally:
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+        with plainly():
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
 
 
 def seed(number: int) -> None:

@@ -31,6 +31,7 @@ from ..pipeline import (
     unbalanced,
 )
 from ..state import DimSegment, Owned, ParameterPlacement, ShardBox, is_deferred
+from ._leftovers import unnoted
 
 _FEWEST = 2  # that batch norm takes
 _EXAMINED = 4
@@ -198,7 +199,8 @@ def divide_layers(draft: Draft) -> None:
         if not plan.split:
             # Who shares tensors must measure together; one measurement must count for all.
             measures = mesh["tensor"].size > 1 or mesh.whole.rank == 0
-            times = _alike(mesh.whole, lambda: measured(traced).total_s if measures else None)
+            with unnoted():
+                times = _alike(mesh.whole, lambda: measured(traced).total_s if measures else None)
             times = mesh.whole.from_root(times)
             device = next((p.device for p in model.parameters()), torch.device("cpu"))
             link = link_of(mesh["pipeline"], mesh.whole, device)

@@ -7,23 +7,32 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 from torch.utils._pytree import tree_leaves
 
 _DEPTH: Final = 4
 _FEW: Final = 64  # entries of a list or dict: more are data
 _MOST: Final = 2000  # values that are looked into
 _OTHERS: Final = (type, types.ModuleType, types.MethodType, functools.partial, torch.nn.Module, torch.Tensor)
+_PLAIN: Final = {bool, int, float, str, torch.Size, torch.dtype, torch.device, types.NoneType}  # no tensors
 _OPERATORS: Final = (
     "float complex int bool index array format str neg pos abs round add radd sub rsub mul rmul truediv rtruediv "
     "floordiv rfloordiv mod rmod pow rpow lt le gt ge eq ne getitem len iter"
 )
+
+
+@contextmanager
+def unnoted() -> Iterator[None]:
+    """Open a block in which no `Leftovers` notes anything: where steps are timed, whose calls it would slow down."""
+    current = _get_current_function_mode()  # type: ignore[no-untyped-call]
+    with _pop_mode_temporarily() if isinstance(current, Leftovers) else nullcontext():
+        yield
 
 
 class _NumberPlace(NamedTuple):
@@ -113,7 +122,11 @@ class Leftovers(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not torch.compiler.is_compiling():
+        kind = type(result)
+        if kind is torch.Tensor:  # most that has to do with tensors, and quickly
+            if not torch.compiler.is_compiling():
+                self._made.append(weakref.ref(result))
+        elif kind not in _PLAIN and not torch.compiler.is_compiling():
             self._made += [weakref.ref(one) for one in tree_leaves(result) if type(one) is torch.Tensor]
         return result
 
@@ -140,9 +153,13 @@ class Leftovers(TorchFunctionMode):
                     place.write(left)
 
     def _begin(self, module: torch.nn.Module, _: Any) -> None:
+        if _is_of_torch(module):  # which keeps no numbers of what it is given
+            return
         self._within.append((module, {key: value for key, value in vars(module).items() if _is_number(value)}))
 
     def _end(self, module: torch.nn.Module, *_: Any) -> None:
+        if _is_of_torch(module):
+            return
         other, before = self._within.pop()
         while other is not module:  # which has failed
             other, before = self._within.pop()
@@ -204,6 +221,10 @@ def _held(value: Any) -> Iterator[tuple[str, _NumberPlace]]:
     elif hasattr(value, "__dict__") and not isinstance(value, _OTHERS):
         for key in list(vars(value)):
             yield f".{key}", _NumberPlace(vars(value), key)
+
+
+def _is_of_torch(module: torch.nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.")
 
 
 def _is_number(value: Any) -> bool:
