@@ -251,8 +251,12 @@ class Keywords:
     """Which entries of a batch of keywords go to a model; if `targeted`, a loss function gets all of them."""
 
     def __init__(self, forward: Callable[..., Any], *, targeted: bool) -> None:
-        found = inspect.signature(forward).parameters.values()
-        self._names = None if any(one.kind is one.VAR_KEYWORD for one in found) else {one.name for one in found}
+        try:
+            found = inspect.signature(forward).parameters.values()
+        except ValueError:  # compiled, by torch.jit say: it takes what it takes
+            found = {}.values()
+        open_ended = not found or any(one.kind is one.VAR_KEYWORD for one in found)
+        self._names = None if open_ended else {one.name for one in found}
         self._targeted = targeted
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:

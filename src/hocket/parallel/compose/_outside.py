@@ -101,7 +101,8 @@ def mark_parts(optimizer: Any, world: World) -> None:
 
 def hint_at_loading(model: torch.nn.Module) -> None:
     """Have errors of `model.load_state_dict`, which takes what a rank holds alone, say what takes whole weights."""
-    model.register_load_state_dict_pre_hook(_hint)  # type: ignore[no-untyped-call]
+    if not isinstance(model, torch.jit.ScriptModule):  # which takes no such hooks
+        model.register_load_state_dict_pre_hook(_hint)  # type: ignore[no-untyped-call]
 
 
 def hint_at_saving(model: torch.nn.Module, *, quiet: bool) -> None:

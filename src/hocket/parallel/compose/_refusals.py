@@ -148,13 +148,21 @@ def _check_priority(model: torch.nn.Module, optimizer: Any) -> None:
 
 
 def check_divisible(model: torch.nn.Module, plan: Plan, mesh: Mesh) -> None:
-    """Refuse to divide modules that torch.jit has compiled, as a PlanError."""
-    scripted = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
-    divides = plan.shard == "parameters" or plan.tensor_parallel_degree > 1
-    if scripted and divides and mesh.whole.size > 1:
-        field = "shard" if plan.shard == "parameters" else "tensor_parallel_degree"
-        rule = f"what torch.jit has compiled can be neither divided nor hooked, as {scripted[0] or 'the model'} is"
-        raise _refusal(field, rule, "give the module itself, and compile it for inference; or take data parallelism")
+    """Refuse to divide what torch.jit has compiled, and programs of torch.export, as a PlanError."""
+    axes = [one for one in ("tensor_parallel_degree", "pipeline_parallel_degree") if getattr(plan, one) > 1]
+    fields = ["shard", *axes] if plan.shard == "parameters" else axes
+    if not fields or mesh.whole.size == 1:
+        return
+    for name, module in model.named_modules():
+        what = name or "the model"
+        if isinstance(module, torch.jit.ScriptModule):
+            rule = f"what torch.jit has compiled can be neither divided nor hooked, as {what} is"
+            remedy = "give the module itself, and compile it for inference; or take data parallelism"
+            raise _refusal(fields[0], rule, remedy)
+        if axes and isinstance(module, torch.fx.GraphModule) and "train" in vars(module):
+            rule = f"{what} is a program of torch.export, of one mode, and a divided model is compared with it in both"
+            remedy = "give the module itself, and export it once it is trained; or take data parallelism"
+            raise _refusal(axes[0], rule, remedy)
 
 
 def check_types(model: torch.nn.Module) -> None:

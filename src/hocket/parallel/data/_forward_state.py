@@ -191,10 +191,10 @@ def _places(owner: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     Where a module has parameters, its attributes may be computed from them in each forward, as the weight of
     `torch.nn.utils.spectral_norm`, and are not looked at.
     """
+    buffers = dict(owner._buffers.items())  # torch.jit's are no dict
     if owner._parameters:
-        return owner._buffers
-    attributes = {name: one for name, one in vars(owner).items() if isinstance(one, torch.Tensor)}
-    return {**owner._buffers, **attributes} if attributes else owner._buffers
+        return buffers
+    return buffers | {name: one for name, one in vars(owner).items() if isinstance(one, torch.Tensor)}
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
