@@ -167,6 +167,8 @@ _MAGIC = frozenset(["__get__", "__set__"])
 
 def call_on_shards(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Make a call with divided tensors as if with the full ones; the thread's functions are called as they are."""
+    if isinstance(func, torch._ops.OpOverload) and not torch.is_grad_enabled() and torch_adapter.in_backward():
+        return func(*args, **kwargs)  # by a dispatch mode of the program's, from below autograd, which means shards
     if any(isinstance(leaf, torch.Tensor) for leaf in leaves(kwargs.get("out"))):
         return _written(func, args, dict(kwargs))
     tensors: list[Any] = []

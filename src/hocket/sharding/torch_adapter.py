@@ -18,6 +18,11 @@ def of_transform(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and torch._C._functorch.is_gradtrackingtensor(leaf)
 
 
+def in_backward() -> bool:
+    """Return whether this thread is inside back-propagation now."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def compiling() -> bool:
     """Return whether torch.compile is looking at a program."""
     return TracingContext.try_get() is not None
