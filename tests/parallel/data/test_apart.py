@@ -13,7 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
+from hocket.comm import torch_adapter
 from hocket.parallel.data import look_apart
+from hocket.parallel.data._apart import kept_in
+from hocket.parallel.data._coupling import taken_beside
 from hocket.testing import run_ranks
 
 BATCH = 16
@@ -333,3 +336,37 @@ def test_a_list_of_mappings_as_long_as_the_arguments_or_the_batch_has_one_for_ea
     found = look_apart(Ranked().double(), ((texts, torch.zeros(samples)), {}), samples, summed=False)
     assert found is not None
     assert "its loss of the batch" in found.wrong[0]
+
+
+class Experts(nn.Module):
+    """Computes a thousandth of the balance of its experts: a term of its own loss, or one that it keeps for the loop's.
+
+    Entropies are a mean over samples, so that they do not meet in a term of these.
+    """
+
+    def __init__(self, *, meet: bool, kept: bool) -> None:
+        super().__init__()
+        self.choose, self.out, self.meet, self.kept = nn.Linear(6, 4), nn.Linear(6, 3), meet, kept
+        self.term: Any = None
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        share, loss = self.choose(x).softmax(1), F.mse_loss(self.out(x), y)
+        term = 1e-3 * (share.mean(0).square().sum() if self.meet else -(share * share.log()).sum(1).mean())
+        self.term = term if self.kept else None
+        return loss if self.kept else loss + term
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("meet", [False, True])
+def test_samples_that_meet_in_a_thousandth_of_the_loss_are_found(*, meet: bool, kept: bool) -> None:
+    """No comparison of whole losses showed it in float32, and nothing was known of what a model keeps in attributes."""
+    torch.manual_seed(0)
+    model, (x, y) = Experts(meet=meet, kept=kept), (one.float() for one in data()[:8])
+    found = look_apart(model, ((x, y), {}), 8, summed=False)
+    assert found is not None
+    assert list(found.wrong) == ([1 if kept else 0] if meet else [])
+    out = model(x, y)
+    loss = out + model.term if kept else out
+    taken = taken_beside(loss, kept_in(model), torch_adapter.graph_marks([out]))
+    assert bool(found.relevant([out], taken, loss)[0]) == meet
+    assert found.relevant([out], [None] * kept, out)[0] == "" or not kept

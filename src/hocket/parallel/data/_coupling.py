@@ -112,6 +112,12 @@ def outputs_apart(passes: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor
     return found
 
 
+def taken_beside(loss: torch.Tensor, tensors: Sequence[torch.Tensor], made: set[int]) -> list[torch.Tensor | None]:
+    """Return the tensors of which a loss was computed otherwise than by outputs; None in place of others."""
+    nodes = set(_behind(loss.grad_fn, made)) if tensors else set()
+    return [one if one.grad_fn in nodes else None for one in tensors]
+
+
 def gathered(loss: torch.Tensor, made: set[int], ranks: int) -> bool:
     """Return whether a loss was computed from what all ranks' models gave, by collectives that have a gradient."""
     return any(torch_adapter.sums_over_ranks(one, ranks) for one in _behind(loss.grad_fn, made))

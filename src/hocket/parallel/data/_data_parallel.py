@@ -19,7 +19,7 @@ from ..batches import BatchShard, divided_by, divisors, tensors_in
 from ..batches import batch as _batch
 from ..mesh import World, in_turn
 from ..state import FlatBundles, broadcast_tensors, check_model, is_excluded, keepers
-from ._apart import Apart, look_apart
+from ._apart import Apart, kept_in, look_apart
 from ._batch_norm import SynchronisedBatchNorm
 from ._exchanged import ExchangedSamples
 from ._forward_state import tell
@@ -97,6 +97,7 @@ class DataParallel(torch.nn.Module):
         self._number = next(_serial)
         # Of the first forward passes; None once their loss was looked at.
         self._outputs: deque[list[torch.Tensor]] | None = deque(maxlen=4)
+        self._kept: list[torch.Tensor] = []  # what the model has in attributes after the last of them
         self._made: set[int] = set()  # places in the graph of what the last forward pass gave
         self._latest: _batch.Note | None = None  # of the forward passes since the last back-propagation
         self._part = 0.0  # of that batch which the model was called with; 0 where it is not known
@@ -241,6 +242,7 @@ class DataParallel(torch.nn.Module):
             self._made = torch_adapter.graph_marks(made)
         if self._outputs is not None:
             self._outputs.append(made)
+            self._kept = kept_in(self.module)
         if reducer.synchronises:
             for tensor in tensors_in(output):
                 if tensor.requires_grad and not tensor.is_leaf:
@@ -259,6 +261,8 @@ class DataParallel(torch.nn.Module):
                 _exchanged.linked |= any(one.dim() and all(one is not row for row in rows) for one in outputs)
             for one in outputs:
                 _exchanged.kept.know(one)
+            if apart is not None and torch.is_grad_enabled():
+                rows += [one for i, one in enumerate(kept_in(self.module), apart.outputs) if i in apart.rows]
             _exchanged.follow(rows, note.share.samples)
             _exchanged.begin()
 
@@ -478,10 +482,10 @@ class DataParallel(torch.nn.Module):
             self._marks.compare(self._world)
             return
         if self._outputs is not None and (self._outputs or not self._looked):
-            self._losses.check_first(roots[0], self._outputs, self._made, note.share, self._apart)
+            self._losses.check_first(roots[0], self._outputs, self._kept, self._made, note.share, self._apart)
             if not self._looked:
                 self._keep_state(self._apart)
-            self._outputs, self._looked = None, True
+            self._outputs, self._kept, self._looked = None, [], True
         if self._looks:
             self._looks -= 1
             self._losses.check_exchanged(roots[0], _exchanged, note.share, stated=note.stated)

@@ -24,6 +24,7 @@ from ._coupling import (
     samples_paired,
     scale_of_means,
     sums_of_samples,
+    taken_beside,
 )
 from ._exchanged import ExchangedSamples
 from ._kept import unlike
@@ -207,30 +208,35 @@ class LossWeights:
         self,
         loss: torch.Tensor,
         outputs: Sequence[list[torch.Tensor]],
+        kept: Sequence[torch.Tensor],
         made: set[int],
         share: BatchShard,
         apart: Apart | None,
     ) -> None:
         """Refuse a loss that no weights of ranks make that of one device.
 
-        `outputs` are what the model gave in each forward pass for the first batch, and `made` places in the graph of
-        the last of them; `apart` is what the model computes for a sample from others, None where that was not found
-        out.
+        `outputs` are what the model gave in each forward pass for the first batch, `kept` what it has in attributes
+        after the last of them, and `made` places in the graph of what that gave; `apart` is what the model computes for
+        a sample from others, None where that was not found out.
 
         Raises:
             RuntimeError: samples meet in it, or it is a sum; on every rank alike.
         """
         samples, single = share.samples, loss.numel() == 1
         together = gathered(loss, made, self._world.size)  # then no second derivative: it would be a collective, too
+        taken = taken_beside(loss, kept, made)
+        rows = (
+            [one for i, one in enumerate(taken, apart.outputs) if i in apart.rows and one is not None] if apart else []
+        )
         meet = not together and (
-            samples_meet(loss, outputs_apart(outputs), samples) or samples_paired(loss, made, samples)
+            samples_meet(loss, outputs_apart(outputs) + rows, samples) or samples_paired(loss, made, samples)
         )
         summed = sums_of_samples(loss, made, samples) if single else ""
         given = [one for some in outputs for one in some if one.dim()]
         self._by_passes = len(outputs) >= samples > 1 and any(len(one) != samples for one in given)
         looked = single and share.total > 1 and not together and not self._by_passes
         ranked = samples_compete(loss, made, samples) if looked else ""
-        mixed, padded = ("", "") if apart is None else apart.relevant(outputs[-1], loss)
+        mixed, padded = ("", "") if apart is None else apart.relevant(outputs[-1], taken, loss)
         second = apart is not None and apart.batch_second
         blind = looked and samples == 1 and not divisors(loss, samples)
         everyone = self._world.from_all((meet, summed, ranked, (mixed, second), padded, blind, together))
