@@ -45,9 +45,7 @@ class Addends:
     @classmethod
     def of(cls, loss: torch.Tensor, samples: int) -> "Addends":
         """Return what a loss of so many samples adds up, which was computed under TermValues."""
-        return cls(
-            samples, float(loss.detach()), tuple(map(_value, _addends(loss.grad_fn))), divisor_of_some(loss, samples)
-        )
+        return cls(samples, float(loss.detach()), tuple(map(_value, addends(loss))), divisor_of_some(loss, samples))
 
 
 def term_off(whole: Addends, parts: Sequence[Addends], weights: Sequence[float], tolerance: float) -> str:
@@ -79,9 +77,10 @@ def _value(node: Any) -> float:
     return math.nan if node is None else node.metadata.get(_VALUE, math.nan)
 
 
-def _addends(root: Any) -> list[Any]:
+def addends(loss: torch.Tensor) -> list[Any]:
     """Return the operators of which a loss is the sum."""
-    found, todo = [], [root]
+    found: list[Any] = []
+    todo: list[Any] = [loss.grad_fn]
     while todo:
         node = todo.pop()
         below = [one for one, _ in node.next_functions if one is not None] if node is not None else []

@@ -33,6 +33,7 @@ class BatchSizes(TorchFunctionMode, Numbers):
 
     Args:
         has_rows: Whether a tensor has a row for each sample of the batch.
+        note: Is called with what each function of torch has given.
 
     Attributes:
         covers: Whether the model was called with all of the rank's samples at once.
@@ -40,9 +41,9 @@ class BatchSizes(TorchFunctionMode, Numbers):
 
     hashable = True
 
-    def __init__(self, has_rows: Callable[[torch.Tensor], bool]) -> None:
+    def __init__(self, has_rows: Callable[[torch.Tensor], bool], note: Callable[[Any], None]) -> None:
         super().__init__()
-        self._has_rows = has_rows
+        self._has_rows, self._note = has_rows, note
         self._total = 0  # samples of the whole batch
         self._given: dict[float, Any] = {}  # numbers of the running function, and what they would be of all of it
         self._entered = self.recording = False
@@ -100,6 +101,7 @@ class BatchSizes(TorchFunctionMode, Numbers):
             result = func(*plain(args), **plain(kwargs))
         finally:
             self._given = {}
+        self._note(result)
         sizes = name in _SIZES and isinstance(args[0], torch.Tensor) and _asked_by_program()
         if sizes and self._has_rows(args[0]):
             return self._sizes(args[0], result)
