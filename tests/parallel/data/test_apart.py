@@ -370,3 +370,20 @@ def test_samples_that_meet_in_a_thousandth_of_the_loss_are_found(*, meet: bool, 
     taken = taken_beside(loss, kept_in(model), torch_adapter.graph_marks([out]))
     assert bool(found.relevant([out], taken, loss)[0]) == meet
     assert found.relevant([out], [None] * kept, out)[0] == "" or not kept
+
+
+@pytest.mark.parametrize(
+    ("then", "right"),
+    [
+        (lambda _, out, y: out - out.mean(0), False),
+        (lambda _, out, y: F.mse_loss(out, y) + 1e-3 * out.softmax(1).mean(0).square().sum(), False),
+        (lambda _, out, y: F.layer_norm(out, [3]), True),
+        (lambda _, out, y: F.mse_loss(out, y) + out.softmax(1).square().mean(0).sum(), True),
+    ],
+)
+def test_a_single_sample_gets_another_beside_it(then: Callable[[Any, Tensor, Tensor], Any], *, right: bool) -> None:
+    """Where each rank has one, nothing showed that a model computes something of all of its batch."""
+    inputs = tuple(one[None] for one in data()[0])
+    found = look_apart(Network(then), (inputs, {}), 1, summed=False)
+    assert found is not None
+    assert bool(found.wrong) is not right

@@ -98,9 +98,9 @@ def look_apart(
     Dropout and batch norm evaluate, and all of the model where it draws random numbers; those that it draws all the
     same, as a VAE does, are made alike for all samples. Buffers, attributes and random
     states are put back. A model that communicates, or whose layers the program has hooked, is left alone. `inputs` are
-    a pair of positional arguments and those by name, of so many `samples`; `summed` says whether a loss is a sum over
-    samples, None where the program has said by what it is weighted; `alone` is what some samples are if others do not
-    pad them.
+    a pair of positional arguments and those by name, of so many `samples`; of one, it gets another beside it. `summed`
+    says whether a loss is a sum over samples, None where the program has said by what it is weighted; `alone` is what
+    some samples are if others do not pad them.
 
     Returns:
         None where nothing was found out.
@@ -108,8 +108,12 @@ def look_apart(
     module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
     hooks = [hook for one in module.modules() for hook in one._forward_hooks.values()]
     hooked = any(not getattr(hook, "__module__", "").startswith("torch.") for hook in hooks)  # or observers
-    if samples < 2 or samples_in(inputs, samples) != samples or hooked:
+    if samples < 1 or samples_in(inputs, samples) != samples or hooked:
         return None
+    if samples == 1:
+        inputs, samples = mapped(inputs, _with_another), 2
+        if samples_in(inputs, samples) != samples:
+            return None
     cut = max(1, samples // 2 - (samples >= 6))  # uneven, so that weights matter
     parts = [(0, cut), (cut, samples)]
     tolerances = _Tolerances(module)
@@ -171,6 +175,14 @@ def look_apart(
             if said:
                 found.wrong[i] = said
     return found
+
+
+def _with_another(one: torch.Tensor) -> torch.Tensor:
+    """Return the row of a sample, and that of another made of it: numbers are smaller, whole ones in another order."""
+    if one.shape[:1] != (1,):
+        return one
+    floats = one.is_floating_point() or one.is_complex()
+    return torch.cat([one, 0.5 * one if floats else one.flip(-1) if one.dim() > 1 else one]).detach()
 
 
 def _sums(module: torch.nn.Module) -> dict[str, str]:

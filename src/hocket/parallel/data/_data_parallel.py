@@ -180,7 +180,8 @@ class DataParallel(torch.nn.Module):
         if share is not None and self._outputs is not None and not self._looked:
             summed = None if note is not None and note.stated else self._loss_reduction == "sum"
             alone = None if note is None else note.alone_like(inputs)
-            self._apart = look_apart(self.module, inputs, share.samples, summed=summed, alone=alone)
+            samples = share.samples if share.total > 1 else 0
+            self._apart = look_apart(self.module, inputs, samples, summed=summed, alone=alone)
             self._refuse_parameters(self._apart.changing if self._apart is not None else [])
             if self._draws is not None:
                 self._numbers.look()

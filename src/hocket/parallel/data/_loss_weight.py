@@ -14,6 +14,7 @@ from ..batches import batch as _batch
 from ..mesh import World
 from ._apart import PADDED, Apart
 from ._coupling import (
+    bends_one,
     constant_divisors,
     form_of,
     gathered,
@@ -238,7 +239,7 @@ class LossWeights:
         ranked = samples_compete(loss, made, samples) if looked else ""
         mixed, padded = ("", "") if apart is None else apart.relevant(outputs[-1], taken, loss)
         second = apart is not None and apart.batch_second
-        blind = looked and samples == 1 and not divisors(loss, samples)
+        blind = looked and samples == 1 and (not divisors(loss, samples) or bends_one(loss, made))
         everyone = self._world.from_all((meet, summed, ranked, (mixed, second), padded, blind, together))
         self._gathered = any(one[-1] for one in everyone)
         if said := next((one[3] for one in everyone if one[3][0]), None):
