@@ -31,9 +31,9 @@ _ROWS = {torch.float64: 1e-5, torch.float32: 1e-3}
 
 _SCALARS = {torch.float64: 1e-6, torch.float32: 1e-4}
 PADDED = (
-    "the loader's collate_fn pads samples to the longest that it is given, each rank gives it its own, and the model "
+    "the loader's collate_fn, or the loop, pads samples to the longest of them, each rank has its own, and the model "
     "or its loss gives something else for a sample that is padded further ({}): padding is not masked (a recurrent "
-    "layer that runs over it, a mean, a convolution). Mask it, have collate_fn pad all batches to one length, or pass "
+    "layer that runs over it, a mean, a convolution). Mask it, pad all batches to one length, or pass "
     "an object whose __iter__ gives the DataLoader's batches, of which every rank loads all and keeps its part"
 )
 """Format of what is wrong where a rank pads less than one device does."""
@@ -51,6 +51,7 @@ class Apart:
     outputs: int = 0  # how many tensors are outputs
     rows: set[int] = field(default_factory=set)  # places of those that have a row for each sample
     padded: dict[int, str] = field(default_factory=dict)  # as `wrong`, of samples that others pad to another length
+    length: int = 0  # to which the loop has padded them; see `Alone`
     state: list[ChangedBuffer] = field(default_factory=list)  # buffers that a pass changes
     batch_second: bool = False  # whether a layer of the model takes the batch as the second dimension
     changing: list[str] = field(default_factory=list)  # parameters that each pass changes
@@ -155,6 +156,7 @@ def look_apart(
                 mine = run(alone.begin, alone.end).outputs
                 theirs = _run(module, probe, alone.batch, 0, alone.end - alone.begin).outputs
                 unlike = [_unlike_padded(a, b, tolerances) for a, b in zip(mine, theirs, strict=False)]
+                found.length = alone.length
                 found.padded = {i: one for i, one in enumerate(unlike) if one}
     found.changing, found.outputs = _changed(left, module), whole.given
     if any(len(one.outputs) != len(whole.outputs) for one in some):

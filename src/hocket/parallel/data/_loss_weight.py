@@ -240,7 +240,8 @@ class LossWeights:
         mixed, padded = ("", "") if apart is None else apart.relevant(outputs[-1], taken, loss)
         second = apart is not None and apart.batch_second
         blind = looked and samples == 1 and (not divisors(loss, samples) or bends_one(loss, made))
-        everyone = self._world.from_all((meet, summed, ranked, (mixed, second), padded, blind, together))
+        length = 0 if apart is None else apart.length
+        everyone = self._world.from_all((meet, summed, ranked, (mixed, second), (padded, length), blind, together))
         self._gathered = any(one[-1] for one in everyone)
         if said := next((one[3] for one in everyone if one[3][0]), None):
             how, second = said
@@ -261,7 +262,8 @@ class LossWeights:
                 "Compute it within each sample, gather what it needs with a collective that has a gradient, or take "
                 "hocket.Trainer with a plan that does not cut batches"
             )
-        if padded := next((one[4] for one in everyone if one[4]), ""):
+        lengths = {one[4][1] for one in everyone} - {0}  # alike where a loop pads to one length
+        if padded := next((said for *_, (said, n), _, _ in everyone if said and (not n or len(lengths) > 1)), ""):
             raise RuntimeError(PADDED.format(padded))
         if operator := next((one[2] for one in everyone if one[2]), ""):
             raise RuntimeError(
