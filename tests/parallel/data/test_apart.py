@@ -81,6 +81,11 @@ def queued(model: Any, out: Tensor, _: Tensor) -> Tensor:
     return found
 
 
+def watched(_: Any, out: Tensor, __: Tensor) -> Tensor:
+    """A hook keeps something of it: hooks may keep more outside, so that such a model is not run besides."""
+    return out
+
+
 def gathered(_: Any, out: Tensor, __: Tensor) -> Tensor:
     """It communicates, so that its parts would wait for each other."""
     return out - hocket.average(out.detach().mean(0))
@@ -94,12 +99,22 @@ INSIDE = {
     "sum": lambda _, out, y: (out - y).square().sum(),
     "metric besides": lambda _, out, y: {"loss": (out - y).square().mean(), "spread": out.std()},
 }
-OUTPUTS = {"whitened": whitened, "centred": centred, "bounded": bounded, "queued": queued, "gathered": gathered}
+OUTPUTS = {
+    "whitened": whitened,
+    "centred": centred,
+    "bounded": bounded,
+    "queued": queued,
+    "gathered": gathered,
+    "watched": watched,
+}
 
 
 def losses(then: Callable[..., Any], *, inside: bool) -> list[Any]:
     """The losses of an epoch and what it leaves, or the error that it ends in; then the warnings."""
     model = Network(then)
+    if then is watched:
+        plain = model
+        model.layers.register_forward_hook(lambda _, __, out: bounded(plain, out, out))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     model, optimizer, loader = hocket.distribute(model, optimizer, DataLoader(data(), batch_size=BATCH))
     found: list[Any] = []
@@ -148,7 +163,7 @@ def test_what_a_model_computes_from_all_samples_is_right_or_refused_or_told(foun
         torch.testing.assert_close(first[name][0], alone[name][0], rtol=1e-10, atol=1e-12, msg=name)
         torch.testing.assert_close(other[name][0], alone[name][0], rtol=1e-10, atol=1e-12, msg=name)
         assert first[name][1] == [], name
-    for name, buffer in (("bounded", "largest"), ("queued", "queue")):
+    for name, buffer in (("bounded", "largest"), ("queued", "queue"), ("watched", "largest")):
         assert "Network) keeps a state that depends on the whole batch" in first[name][1][0]
         assert buffer in first[name][1][0]
 

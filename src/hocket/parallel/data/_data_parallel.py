@@ -22,7 +22,7 @@ from ..state import FlatBundles, broadcast_tensors, check_model, is_excluded, ke
 from ._apart import Apart, kept_in, look_apart
 from ._batch_norm import SynchronisedBatchNorm
 from ._exchanged import ExchangedSamples
-from ._forward_state import tell
+from ._forward_state import buffers_apart, sizes_of_buffers, tell
 from ._hooks import scale_gradients
 from ._loss_weight import LossWeights
 from ._outside import OutsideModules
@@ -347,9 +347,10 @@ class DataParallel(torch.nn.Module):
         A collective operation.
         """
         mine = {} if apart is None else {one.name: one for one in apart.state}
-        everyone = self._world.from_all({name: one.kind for name, one in mine.items()})
+        sizes = sizes_of_buffers(self.module) if apart is None and self._broadcast_buffers else {}
+        everyone = self._world.from_all(({name: one.kind for name, one in mine.items()}, sizes))
         kinds: dict[str, set[str]] = {}
-        for name, kind in (pair for one in everyone for pair in one.items()):
+        for name, kind in (pair for one, _ in everyone for pair in one.items()):
             kinds.setdefault(name, set()).add(kind)
         buffers = dict(self.module.named_buffers())
         others = []
@@ -359,6 +360,7 @@ class DataParallel(torch.nn.Module):
                 others += [mine[name]] if name in mine else []
             elif "mean" in kinds[name] and self._broadcast_buffers:
                 self._means.append((self.module.get_submodule(path), local))
+        others += buffers_apart(self.module, [sizes for _, sizes in everyone])
         tell(others, 0.0, False, [f"{self._world.size} ranks"], speak=self._world.rank == 0)
 
     @torch.no_grad()
