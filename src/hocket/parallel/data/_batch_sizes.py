@@ -18,6 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hocket.comm import torch_adapter
 
 from ..batches import SUMS, BatchShard, Numbers, TracedNumber, is_one_by_one, mapped, plain, tensors_in, terms, traced
+from ._hooks import watched
 
 _SIZES = ("size", "__get__", "numel", "nelement")
 _len = len
@@ -98,7 +99,7 @@ class BatchSizes(TorchFunctionMode, Numbers):
         if numbers and name in _ARITHMETIC:
             self._given = {plain(one): self._of_all(one) for one in numbers}
         try:
-            result = func(*plain(args), **plain(kwargs))
+            result = func(*watched(func, plain(args)), **plain(kwargs))
         finally:
             self._given = {}
         self._note(result)

@@ -23,7 +23,7 @@ from ._apart import Apart, kept_in, look_apart
 from ._batch_norm import SynchronisedBatchNorm
 from ._exchanged import ExchangedSamples
 from ._forward_state import buffers_apart, sizes_of_buffers, tell
-from ._hooks import scale_gradients
+from ._hooks import WatchedHooks, scale_gradients
 from ._loss_weight import LossWeights
 from ._outside import OutsideModules
 from ._reducer import GradientReducer
@@ -162,7 +162,9 @@ class DataParallel(torch.nn.Module):
         if self._looks and not torch.compiler.is_compiling():
             _exchanged.end()
         factor = self._before_forward(reducer, (args, kwargs))
-        with nullcontext() if torch.compiler.is_compiling() else self._numbers.drawing():
+        compiled = torch.compiler.is_compiling() or hasattr(self.module, "_orig_mod")
+        watching = nullcontext() if compiled or self._looked else WatchedHooks()
+        with nullcontext() if torch.compiler.is_compiling() else self._numbers.drawing(), watching:
             output = self.module(*args, **kwargs)
         output = self._after_forward(reducer, output, factor)
         if self._looks and not torch.compiler.is_compiling():
