@@ -17,7 +17,19 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hocket.comm import torch_adapter
 
-from ..batches import SUMS, BatchShard, Numbers, TracedNumber, is_one_by_one, mapped, plain, tensors_in, terms, traced
+from ..batches import (
+    SUMS,
+    BatchShard,
+    Numbers,
+    TracedNumber,
+    divisor_of_shares,
+    is_one_by_one,
+    mapped,
+    plain,
+    tensors_in,
+    terms,
+    traced,
+)
 from ._hooks import watched
 
 _SIZES = ("size", "__get__", "numel", "nelement")
@@ -190,7 +202,7 @@ class BatchSizes(TorchFunctionMode, Numbers):
             return 0.0
         share = samples / self._total
         mine, theirs = _factors(loss, samples), _factors(other, samples)
-        if is_one_by_one(loss, samples):  # a sum of one for each, though each is a mean
+        if is_one_by_one(loss, samples) or divisor_of_shares(loss, samples):  # a sum, though each term is a mean
             mine = [(factor, True) for factor, _ in mine]
         ratio = float(other.detach()) / (float(loss.detach()) or 1.0)
         pairs = list(zip(mine, theirs, strict=True)) if len(mine) == len(theirs) else []

@@ -9,7 +9,7 @@ import torch
 
 from hocket import comm
 
-from ..batches import GUARDED, BatchShard, divides_by_samples, divisors, guarded, is_one_by_one
+from ..batches import GUARDED, BatchShard, divides_by_samples, divisor_of_shares, divisors, guarded, is_one_by_one
 from ..batches import batch as _batch
 from ..mesh import World
 from ._apart import PADDED, Apart
@@ -146,6 +146,8 @@ class LossWeights:
         terms = divisors(loss, samples) if single and not self._one_by_one else ()
         if len(terms) > 1 and divides_by_samples(loss, samples):  # of classes, say, of which a rank may have some
             terms = terms[:1]
+        shares = divisor_of_shares(loss, samples) if len(terms) > 1 else 0.0
+        terms = (shares,) if shares else terms
         more = 0.0
         if len(terms) == samples == 1 and terms[0] > 1 and is_listed(loss, made):  # of one sample, or of one batch
             terms, more = (1.0,), terms[0] - 1.0
@@ -154,6 +156,7 @@ class LossWeights:
         if single and (new_size or self._changed is not None) and not 0 < part < 0.999:
             self._tell_changes(scale_of_means(loss, made, samples, learned=False), note.share)
         scales = scale_of_means(loss, made, samples) if self.looks_at_parts and single else ()
+        scales = (1.0,) if scales and shares else scales
         wrong = _APART * self._parts.apart(note, part, self._marks.updates, anew=anew)
         wrong += self._parts.add(note, part, scales[0] if scales else 0.0, samples)
         self._looked_at += not 0 < part < 1
