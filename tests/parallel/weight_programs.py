@@ -360,6 +360,20 @@ def classes_that_are_there() -> Result:
     return fit(net(), step, batch_size=8)
 
 
+def means_of_classes_times_their_shares() -> Result:
+    """Each rank has some, and other shares."""
+
+    def step(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        output, classes = model(x), (x[:, 0] * 2).floor().clamp(-1, 1)
+        found: Any = 0
+        for one in (-1, 0, 1):
+            if (here := classes == one).any():
+                found = found + F.mse_loss(output[here], y[here]) * here.double().mean()
+        return found
+
+    return fit(net(), step, batch_size=8)
+
+
 def two_losses_of_one_pass() -> Result:
     """The first divides by what is not masked, the other by samples; the pass is computed again for each."""
 
@@ -397,6 +411,7 @@ EQUAL: dict[str, Callable[[], Result]] = {
         batches_in_a_list,
         samples_of_which_some_count,
         classes_that_are_there,
+        means_of_classes_times_their_shares,
         two_losses_of_one_pass,
     )
 } | {

@@ -30,6 +30,18 @@ def padded(rows: list[Sample]) -> Sample:
     return nn.utils.rnn.pad_sequence([x for x, _ in rows], batch_first=True), torch.stack([y for _, y in rows])
 
 
+def listed(rows: list[Sample]) -> tuple[list[Tensor], Tensor]:
+    return [x for x, _ in rows], torch.stack([y for _, y in rows])
+
+
+def put_together(x: Any, length: int = 0) -> Any:
+    """What a loop makes of a list of samples: padded to the longest, or to a length."""
+    if isinstance(x, list):
+        x = nn.utils.rnn.pad_sequence(x, batch_first=True)
+        return F.pad(x, (0, 0, 0, max(0, length - x.shape[1])))
+    return x
+
+
 def mixed(rows: list[Sample]) -> Sample:
     x, y = default_collate(rows)
     return 0.7 * x + 0.3 * x.roll(1, 0), y
@@ -77,9 +89,9 @@ class Whole:
         return iter(self.loader)
 
 
-def loader(collate: Callable[[list[Sample]], Sample], workers: int = 0) -> Any:
+def loader(collate: Callable[[list[Sample]], Any], workers: int = 0) -> Any:
     context = "fork" if workers else None
-    rows = samples(ragged=collate is padded)
+    rows = samples(ragged=collate in (padded, listed))
     return DataLoader(rows, 8, collate_fn=collate, num_workers=workers, multiprocessing_context=context)
 
 
@@ -89,21 +101,23 @@ def made(masks: bool = False) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.5)
 
 
-def plain(batches: Any, masks: bool = False) -> list[float]:
+def plain(batches: Any, masks: bool = False, length: int = 0) -> list[float]:
     model, optimizer = made(masks)
-    return list(steps(model, optimizer, batches, lambda loss: loss))
+    return list(steps(model, optimizer, batches, lambda loss: loss, length))
 
 
-def steps(model: nn.Module, optimizer: Any, batches: Any, report: Callable[[Tensor], Any]) -> Iterator[float]:
+def steps(
+    model: nn.Module, optimizer: Any, batches: Any, report: Callable[[Tensor], Any], length: int
+) -> Iterator[float]:
     for x, y in batches:
-        loss = F.cross_entropy(model(x), y)
+        loss = F.cross_entropy(model(put_together(x, length)), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         yield float(report(loss.detach()))
 
 
-def trained(batches: Any, plan: Plan | None, masks: bool = False) -> tuple[list[float], str]:
+def trained(batches: Any, plan: Plan | None, masks: bool = False, length: int = 0) -> tuple[list[float], str]:
     """Losses by `plan` or in a loop of the program's own, and what was told or refused."""
     model, optimizer = made(masks)
     with warnings.catch_warnings(record=True) as told:
@@ -113,12 +127,13 @@ def trained(batches: Any, plan: Plan | None, masks: bool = False) -> tuple[list[
         try:
             if plan is None:
                 model, optimizer, batches = hocket.distribute(model, optimizer, batches)
-                losses += steps(model, optimizer, batches, hocket.average)
+                losses += steps(model, optimizer, batches, hocket.average, length)
             else:
                 trainer = hocket.Trainer(
                     model, F.cross_entropy, optimizer, plan, sample=(torch.ones(8, 9, 4).double(),)
                 )
-                losses += [float(trainer.step(batch)) for batch in trainer.batches(batches)]
+                given = ((put_together(x, length), y) for x, y in trainer.batches(batches))
+                losses += [float(trainer.step(batch)) for batch in given]
         except (RuntimeError, ValueError) as error:
             said = str(error)
     return losses, said + "".join(str(one.message) for one in told if "collate_fn" in str(one.message))
@@ -135,6 +150,9 @@ def run_all() -> dict[str, tuple[list[float], str]]:
         found[f"whole mixed, {name}"] = trained(Whole(loader(mixed)), plan)
         found[f"whole padded, {name}"] = trained(Whole(loader(padded)), plan)
         found[f"padded by workers, {name}"] = trained(loader(padded, 1), plan)
+        found[f"padded outside, {name}"] = trained(loader(listed), plan)
+        found[f"padded outside to one length, {name}"] = trained(loader(listed), plan, length=9)
+        found[f"padded outside and masked, {name}"] = trained(loader(listed), plan, masks=True)
     found["padded, parameters"] = trained(loader(padded), Plan(shard="parameters"))
     return found
 
@@ -154,7 +172,13 @@ def test_a_collate_fn_that_gives_a_sample_something_of_others_is_told(found: Any
         assert not found[f"{name}, {how}"][1], name
 
 
-@pytest.mark.parametrize("how", ["padded by workers, Trainer", "padded by workers, loop", "padded, parameters"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("padded by workers, Trainer", "padded by workers, loop", "padded, parameters"),
+        *("padded outside, Trainer", "padded outside, loop"),
+    ],
+)
 def test_padding_that_is_not_masked_is_refused(found: Any, how: str) -> None:
     assert "something else for a sample that is padded further" in found[how][1]
 
@@ -163,6 +187,9 @@ def test_padding_that_is_not_masked_is_refused(found: Any, how: str) -> None:
 def test_batches_that_every_rank_loads_whole_are_exact(found: Any, how: str) -> None:
     assert found[f"whole mixed, {how}"][0] == pytest.approx(plain(loader(mixed)), abs=1e-9)
     assert found[f"whole padded, {how}"][0] == pytest.approx(plain(loader(padded)), abs=1e-9)
+    assert found[f"padded outside and masked, {how}"][0] == pytest.approx(plain(loader(padded), masks=True), abs=1e-9)
+    to_one_length = plain(loader(listed), length=9)
+    assert found[f"padded outside to one length, {how}"][0] == pytest.approx(to_one_length, abs=1e-9)
     assert found[f"padded and masked, {how}"][0] == pytest.approx(plain(loader(padded), masks=True), abs=1e-9)
 
 

@@ -426,11 +426,15 @@ def test_models_whose_passes_change_parameters_or_count_lookups_are_refused() ->
         assert "0 has scale_grad_by_freq" in frequent
 
 
+FACTOR = nn.Parameter(torch.zeros((), dtype=torch.float64))
 SINGLE = {
     "mse": nn.functional.mse_loss,
     "dice of each": lambda x, y: (1 - 2 * (x.sigmoid() * y).sum(1) / (x.sigmoid() + y).sum(1)).mean(),
     "dice of the batch": lambda x, y: 1 - 2 * (x.sigmoid() * y).sum() / (x.sigmoid() + y).sum(),
     "root": lambda x, y: nn.functional.mse_loss(x, y).sqrt(),
+    "dice of classes": lambda x, y: (1 - 2 * (x.sigmoid() * y).sum(0) / (x.sigmoid() + y).sum(0)).mean(),
+    "entropy of a mean": lambda x, y: nn.functional.mse_loss(x, y) + x.reshape(-1, 3).sigmoid().mean(0).log().mean(),
+    "learned factor": lambda x, y: nn.functional.mse_loss(x, y) * FACTOR.exp(),
 }
 
 
@@ -454,4 +458,4 @@ def _told_of_one_sample() -> set[str]:
 
 
 def test_a_loss_of_one_sample_that_is_no_usual_mean_is_told() -> None:
-    assert run_ranks(_told_of_one_sample, 2)[0] == {"dice of the batch", "root"}
+    assert run_ranks(_told_of_one_sample, 2)[0] == {"dice of the batch", "root", "dice of classes", "entropy of a mean"}

@@ -13,7 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
+from hocket.comm import torch_adapter
 from hocket.parallel.data import look_apart
+from hocket.parallel.data._apart import kept_in
+from hocket.parallel.data._coupling import taken_beside
 from hocket.testing import run_ranks
 
 BATCH = 16
@@ -78,6 +81,11 @@ def queued(model: Any, out: Tensor, _: Tensor) -> Tensor:
     return found
 
 
+def watched(_: Any, out: Tensor, __: Tensor) -> Tensor:
+    """A hook keeps something of it: hooks may keep more outside, so that such a model is not run besides."""
+    return out
+
+
 def gathered(_: Any, out: Tensor, __: Tensor) -> Tensor:
     """It communicates, so that its parts would wait for each other."""
     return out - hocket.average(out.detach().mean(0))
@@ -91,12 +99,22 @@ INSIDE = {
     "sum": lambda _, out, y: (out - y).square().sum(),
     "metric besides": lambda _, out, y: {"loss": (out - y).square().mean(), "spread": out.std()},
 }
-OUTPUTS = {"whitened": whitened, "centred": centred, "bounded": bounded, "queued": queued, "gathered": gathered}
+OUTPUTS = {
+    "whitened": whitened,
+    "centred": centred,
+    "bounded": bounded,
+    "queued": queued,
+    "gathered": gathered,
+    "watched": watched,
+}
 
 
 def losses(then: Callable[..., Any], *, inside: bool) -> list[Any]:
     """The losses of an epoch and what it leaves, or the error that it ends in; then the warnings."""
     model = Network(then)
+    if then is watched:
+        plain = model
+        model.layers.register_forward_hook(lambda _, __, out: bounded(plain, out, out))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     model, optimizer, loader = hocket.distribute(model, optimizer, DataLoader(data(), batch_size=BATCH))
     found: list[Any] = []
@@ -145,7 +163,7 @@ def test_what_a_model_computes_from_all_samples_is_right_or_refused_or_told(foun
         torch.testing.assert_close(first[name][0], alone[name][0], rtol=1e-10, atol=1e-12, msg=name)
         torch.testing.assert_close(other[name][0], alone[name][0], rtol=1e-10, atol=1e-12, msg=name)
         assert first[name][1] == [], name
-    for name, buffer in (("bounded", "largest"), ("queued", "queue")):
+    for name, buffer in (("bounded", "largest"), ("queued", "queue"), ("watched", "largest")):
         assert "Network) keeps a state that depends on the whole batch" in first[name][1][0]
         assert buffer in first[name][1][0]
 
@@ -333,3 +351,54 @@ def test_a_list_of_mappings_as_long_as_the_arguments_or_the_batch_has_one_for_ea
     found = look_apart(Ranked().double(), ((texts, torch.zeros(samples)), {}), samples, summed=False)
     assert found is not None
     assert "its loss of the batch" in found.wrong[0]
+
+
+class Experts(nn.Module):
+    """Computes a thousandth of the balance of its experts: a term of its own loss, or one that it keeps for the loop's.
+
+    Entropies are a mean over samples, so that they do not meet in a term of these.
+    """
+
+    def __init__(self, *, meet: bool, kept: bool) -> None:
+        super().__init__()
+        self.choose, self.out, self.meet, self.kept = nn.Linear(6, 4), nn.Linear(6, 3), meet, kept
+        self.term: Any = None
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        share, loss = self.choose(x).softmax(1), F.mse_loss(self.out(x), y)
+        term = 1e-3 * (share.mean(0).square().sum() if self.meet else -(share * share.log()).sum(1).mean())
+        self.term = term if self.kept else None
+        return loss if self.kept else loss + term
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("meet", [False, True])
+def test_samples_that_meet_in_a_thousandth_of_the_loss_are_found(*, meet: bool, kept: bool) -> None:
+    """No comparison of whole losses showed it in float32, and nothing was known of what a model keeps in attributes."""
+    torch.manual_seed(0)
+    model, (x, y) = Experts(meet=meet, kept=kept), (one.float() for one in data()[:8])
+    found = look_apart(model, ((x, y), {}), 8, summed=False)
+    assert found is not None
+    assert list(found.wrong) == ([1 if kept else 0] if meet else [])
+    out = model(x, y)
+    loss = out + model.term if kept else out
+    taken = taken_beside(loss, kept_in(model), torch_adapter.graph_marks([out]))
+    assert bool(found.relevant([out], taken, loss)[0]) == meet
+    assert found.relevant([out], [None] * kept, out)[0] == "" or not kept
+
+
+@pytest.mark.parametrize(
+    ("then", "right"),
+    [
+        (lambda _, out, y: out - out.mean(0), False),
+        (lambda _, out, y: F.mse_loss(out, y) + 1e-3 * out.softmax(1).mean(0).square().sum(), False),
+        (lambda _, out, y: F.layer_norm(out, [3]), True),
+        (lambda _, out, y: F.mse_loss(out, y) + out.softmax(1).square().mean(0).sum(), True),
+    ],
+)
+def test_a_single_sample_gets_another_beside_it(then: Callable[[Any, Tensor, Tensor], Any], *, right: bool) -> None:
+    """Where each rank has one, nothing showed that a model computes something of all of its batch."""
+    inputs = tuple(one[None] for one in data()[0])
+    found = look_apart(Network(then), (inputs, {}), 1, summed=False)
+    assert found is not None
+    assert bool(found.wrong) is not right

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hocket.parallel.batches import BatchShard
 from hocket.parallel.data._exchanged import ExchangedSamples
 
 Order = Callable[[torch.Tensor], torch.Tensor]
@@ -101,6 +102,25 @@ def test_what_a_model_is_given_is_chosen_by_each_sample_alone(chosen: Loss, righ
         look.end()
     look.given([given], 8)
     assert (look.meet(F.mse_loss(given, given + 1), 8) == 0) is right
+
+
+@pytest.mark.parametrize("meet", [False, True])
+def test_a_statistic_is_found_in_a_thousandth_of_the_loss(*, meet: bool) -> None:
+    """In float32, whose roundings hide it in the whole loss: the balance of experts, and a mean beside it."""
+    x, y = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0)).unbind()
+    look = ExchangedSamples()
+    look.next(object(), 8)
+    look.sizes.begin_batch(BatchShard.of(16, 2, 0))
+    look.follow([x.requires_grad_(), y], 8)
+    look.begin()
+    try:
+        share = (3 * x).softmax(1)
+        used = F.one_hot(share.argmax(1), 4).float()
+        term = (used.mean(0) * share.mean(0)).sum() if meet else (used * share).sum(1).mean()
+        loss = F.mse_loss(x, y) + 1e-3 * term
+    finally:
+        look.end()
+    assert (look.meet(loss, 8) > 0) is meet
 
 
 @pytest.mark.parametrize("samples", [2, 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -166,6 +167,39 @@ def test_no_sync() -> None:
     for linear, *others in run_ranks(without_averaging, 2, timeout_s=60):
         assert linear == ""
         assert all("in no_sync" in one and "not linear" in one for one in others)
+
+
+def told_of_activations(inside: bool) -> list[bool]:
+    """Whether hooks on activations are told of: one that clips, and others."""
+
+    class Hooked(nn.Module):
+        def __init__(self, hook: Any) -> None:
+            super().__init__()
+            self.layer, self.hook = nn.Linear(6, 3).double(), hook
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.layer(x)
+            if inside:
+                out.register_hook(self.hook)
+            return out * 1
+
+    found = []
+    for hook in (lambda g: g.clamp(-1e-3, 1e-3), lambda g: -g, lambda g: g.clamp(min=0), [].append):
+        model, _, loader = hocket.distribute(Hooked(hook), None, DataLoader(samples(), batch_size=8))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for x, y in loader:
+                out = model(x)
+                if not inside:
+                    out.register_hook(hook)
+                nn.functional.mse_loss(out, y).backward()
+        found.append(any("hook on an activation" in str(one.message) for one in told))
+    return found
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_hooks_on_activations_that_clip_are_told_of(*, inside: bool) -> None:
+    assert run_ranks(told_of_activations, 2, inside)[0] == [True, False, False, False]
 
 
 def refused(shard: str, accumulate: int, after: bool) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .trees import mapped, tensors_in
+from .trees import children, mapped, tensors_in
 
 _SAMPLES = 8
 """Most samples that are collated once more."""
@@ -20,6 +20,7 @@ class Alone(NamedTuple):
     batch: Any
     begin: int  # of the samples, among those of the batch
     end: int
+    length: int = 0  # to which the program has padded a list of samples; ranks that have the same pad to one length
 
 
 class Shown(NamedTuple):
@@ -97,6 +98,46 @@ def alone_like(given: Any, held: Sequence[torch.Tensor | None], alone: Alone | N
         return Alone(mapped(given, changed), alone.begin, alone.end)
     except LookupError:
         return None
+
+
+def lengths_in(batch: Any, samples: int) -> tuple[int, ...]:
+    """Return the lengths of a batch's samples where it has them in a list, and they differ; else ()."""
+    inner = children(batch)
+    if isinstance(batch, tuple | list) and len(inner) == samples:
+        for field in zip(*map(tensors_in, inner), strict=False):
+            lengths = tuple(len(one) if one.dim() else 0 for one in field)
+            if len({*lengths}) > 1:
+                return lengths
+    return next((found for one in inner if (found := lengths_in(one, samples))), ())
+
+
+def shortest_alone(given: Any, lengths: Sequence[int]) -> Alone | None:
+    """Return the shortest sample of those that a program has padded to the longest, as it is without the others.
+
+    None where no tensor shows that it has done so: what is beyond a sample's length is one number.
+    """
+    count, longest = len(lengths), max(lengths, default=0)
+    rows = [one for one in tensors_in(given) if one.shape[:1] == (count,) and longest in one.shape[1:2]]
+    shortest = min(range(count), key=lengths.__getitem__, default=0)
+
+    def padding(one: torch.Tensor, *, end: bool) -> bool:
+        beyond = [row[n:] if end else row[: longest - n] for row, n in zip(one, lengths, strict=True)]
+        values = torch.cat([part.reshape(-1) for part in beyond])
+        return bool((values == values[:1]).all()) and values.numel() > 0
+
+    end = any(padding(one, end=True) for one in rows)
+    if not lengths or not (end or any(padding(one, end=False) for one in rows)):
+        return None
+
+    def cropped(one: torch.Tensor) -> torch.Tensor:
+        if one.shape[:1] != (count,):
+            return one
+        row, n = one[shortest : shortest + 1], lengths[shortest]
+        for dim in (dim for dim, size in enumerate(one.shape) if dim and size == longest):
+            row = row.narrow(dim, 0 if end else longest - n, n)
+        return row.clone()
+
+    return Alone(mapped(given, cropped), shortest, shortest + 1, longest)
 
 
 def _rows(batch: Any, count: int) -> list[torch.Tensor | None]:

@@ -84,6 +84,16 @@ def divides_by_samples(loss: torch.Tensor, samples: int) -> bool:
     return len(known) == len(parts) > 0 and all(is_plain(one) and float(one) == samples for one in known)
 
 
+def divisor_of_shares(loss: torch.Tensor, samples: int) -> float:
+    """Return what a loss divides by that adds up means of parts, each times its share of all; 0 for another one."""
+    parts = terms(loss, samples) if loss.grad_fn is not None else []
+    counts = [_count(one, samples) or 0.0 for one in parts]
+    by, factors = sum(counts), [one.factor for one in parts]
+    each = zip(factors, counts, strict=True)
+    shares = len(parts) > 1 and all(n > 0 and math.isclose(f * by, n, rel_tol=1e-5) for f, n in each)
+    return by if shares and math.isclose(sum(factors), 1, rel_tol=1e-5) else 0.0
+
+
 def guarded(loss: torch.Tensor, samples: int | None = None) -> bool | None:
     """Return whether sums of a loss are divided by 1 where there was nothing to count: `sum / count.clamp(min=1)`.
 

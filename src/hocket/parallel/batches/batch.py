@@ -17,7 +17,7 @@ import torch
 
 from ..mesh import World
 from ._batch_shard import BatchShard
-from ._collated import Alone, alone_like
+from ._collated import Alone, alone_like, lengths_in, shortest_alone
 from .trees import tensors_in
 
 
@@ -38,6 +38,7 @@ class Note:
     tensors: tuple[weakref.ref[torch.Tensor], ...] = ()
     drawn: Sequence[Any] = ()  # what tells the whole batch from others, the same on every rank
     alone: Alone | None = None  # some of its samples as they are without the others; None where they are the same
+    lengths: tuple[int, ...] = ()  # of its samples, where they are in a list and differ
 
     @property
     def weight(self) -> float:
@@ -48,7 +49,8 @@ class Note:
 
     def alone_like(self, given: Any) -> Alone | None:
         """Return what was made of the batch for those samples that are padded otherwise alone; None if unknown."""
-        return alone_like(given, [one() for one in self.tensors], self.alone)
+        known = alone_like(given, [one() for one in self.tensors], self.alone)
+        return known if known is not None else shortest_alone(given, self.lengths)
 
     def part(self, inputs: Any) -> float:
         """Return what part of the batch a model is called with, by its inputs' memory; 0 where it is not known."""
@@ -114,6 +116,7 @@ def enter(
     places = tuple(_place(tensor) for tensor in tensors)
     _last = _open[id(owner)] = Note(share, storages, nbytes, places, counted, counted is not None, unit)
     _last.tensors, _last.drawn, _last.alone = tuple(map(weakref.ref, tensors)), drawn, alone
+    _last.lengths = () if share is None else lengths_in(batch, share.samples)
     if share is not None:
         _trained = _last
         _recent[:] = [share, *(one for one in _recent if one != share)][:_AHEAD]

@@ -11,21 +11,23 @@ import torch
 from hocket.comm import torch_adapter
 
 from ..batches import (
+    Addends,
     AgreedCount,
     BatchPart,
     LossForm,
     MeasuredLoss,
+    TermValues,
     batch_of,
     cut_fields,
     mapped,
     possible_counts,
     tensors_in,
+    term_off,
     undisturbed,
 )
 from ..data import ExchangedSamples, samples_paired
 from ._composition import Composition
 from ._loss_function import as_before, modules_in
-from ._term_values import TermValues
 
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 2e-5}
 """Relative, by the lowest precision in use: some 100 roundings; in float64 a constant may be in float32.
@@ -268,8 +270,13 @@ class LossJudge:
     def _term_off(self, whole: MeasuredLoss, parts: list[list[MeasuredLoss]], samples: list[list[int]]) -> str:
         """Return how a small term does not add up that the graph does not explain; "" where there is none."""
         tolerance = max(self._tolerance, _TOLERANCES.get(whole.loss.dtype, 2e-2))
-        pairs = zip(parts, samples, strict=True)
-        return next((said for some, counts in pairs if (said := self._terms.off(whole, some, counts, tolerance))), "")
+        mine = Addends.of(whole.loss, self._few.samples)
+        for some, sizes in zip(parts, samples, strict=True):
+            theirs = [Addends.of(one.loss, n) for one, n in zip(some, sizes, strict=True)]
+            total, known = sum(one.count for one in theirs), all(one.count for one in theirs)
+            if known and (said := term_off(mine, theirs, [one.count / total for one in theirs], tolerance)):
+                return f"{said}."
+        return ""
 
     def _problem(self, whole: Any, parts: Any, counts: Any, total: float, what: str) -> str:
         found = []

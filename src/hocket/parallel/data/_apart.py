@@ -12,7 +12,18 @@ from torch.overrides import TorchFunctionMode
 from hocket.comm import torch_adapter
 from hocket.workload.division import seed
 
-from ..batches import Alone, Cutter, divisors, mapped, samples_in, tensors_in, undisturbed
+from ..batches import (
+    Addends,
+    Alone,
+    Cutter,
+    TermValues,
+    divisors,
+    mapped,
+    samples_in,
+    tensors_in,
+    term_off,
+    undisturbed,
+)
 from ._forward_state import ChangedBuffer, StateProbe
 
 _ROWS = {torch.float64: 1e-5, torch.float32: 1e-3}
@@ -20,9 +31,9 @@ _ROWS = {torch.float64: 1e-5, torch.float32: 1e-3}
 
 _SCALARS = {torch.float64: 1e-6, torch.float32: 1e-4}
 PADDED = (
-    "the loader's collate_fn pads samples to the longest that it is given, each rank gives it its own, and the model "
+    "the loader's collate_fn, or the loop, pads samples to the longest of them, each rank has its own, and the model "
     "or its loss gives something else for a sample that is padded further ({}): padding is not masked (a recurrent "
-    "layer that runs over it, a mean, a convolution). Mask it, have collate_fn pad all batches to one length, or pass "
+    "layer that runs over it, a mean, a convolution). Mask it, pad all batches to one length, or pass "
     "an object whose __iter__ gives the DataLoader's batches, of which every rank loads all and keeps its part"
 )
 """Format of what is wrong where a rank pads less than one device does."""
@@ -35,23 +46,31 @@ _LOW = 5e-2
 class Apart:
     """What a batch gives that its parts do not."""
 
-    # places among the tensors of the output that differ, each with a sentence that says how
+    # places among the tensors of the output, and then those that are kept, that differ; each with how
     wrong: dict[int, str] = field(default_factory=dict)
+    outputs: int = 0  # how many tensors are outputs
     rows: set[int] = field(default_factory=set)  # places of those that have a row for each sample
     padded: dict[int, str] = field(default_factory=dict)  # as `wrong`, of samples that others pad to another length
+    length: int = 0  # to which the loop has padded them; see `Alone`
     state: list[ChangedBuffer] = field(default_factory=list)  # buffers that a pass changes
     batch_second: bool = False  # whether a layer of the model takes the batch as the second dimension
     changing: list[str] = field(default_factory=list)  # parameters that each pass changes
 
-    def relevant(self, outputs: Sequence[torch.Tensor], loss: torch.Tensor) -> tuple[str, str]:
+    def relevant(
+        self, outputs: Sequence[torch.Tensor], kept: Sequence[torch.Tensor | None], loss: torch.Tensor
+    ) -> tuple[str, str]:
         """Return how an output differs from which the loss was computed, or which has no gradient that would tell.
 
-        First where samples meet, then where padding changes it; "" where it does not differ.
+        First where samples meet, then where padding changes it; "" where it does not differ. `kept` are those tensors
+        that the model keeps in attributes, None for those of which the loop has computed nothing.
         """
+        places = {**dict(enumerate(outputs)), **dict(enumerate(kept, self.outputs))}
 
         def first(found: dict[int, str]) -> str:
             for place, said in found.items():
-                one = outputs[place] if place < len(outputs) else None
+                one = places.get(place)
+                if one is None and place >= self.outputs:
+                    continue
                 if one is None or one.grad_fn is None or torch_adapter.reaches(loss, torch_adapter.graph_marks([one])):
                     return said
             return ""
@@ -66,7 +85,9 @@ class _ModelError(Exception):
 @dataclass
 class _ApartRun:
     outputs: list[torch.Tensor]
+    given: int  # how many are given, the others kept in attributes
     counts: list[tuple[float, ...]]  # what each scalar divides by
+    addends: list[Addends | None]  # what it adds up
     state: list[torch.Tensor | None]
 
 
@@ -78,9 +99,9 @@ def look_apart(
     Dropout and batch norm evaluate, and all of the model where it draws random numbers; those that it draws all the
     same, as a VAE does, are made alike for all samples. Buffers, attributes and random
     states are put back. A model that communicates, or whose layers the program has hooked, is left alone. `inputs` are
-    a pair of positional arguments and those by name, of so many `samples`; `summed` says whether a loss is a sum over
-    samples, None where the program has said by what it is weighted; `alone` is what some samples are if others do not
-    pad them.
+    a pair of positional arguments and those by name, of so many `samples`; of one, it gets another beside it. `summed`
+    says whether a loss is a sum over samples, None where the program has said by what it is weighted; `alone` is what
+    some samples are if others do not pad them.
 
     Returns:
         None where nothing was found out.
@@ -88,8 +109,12 @@ def look_apart(
     module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
     hooks = [hook for one in module.modules() for hook in one._forward_hooks.values()]
     hooked = any(not getattr(hook, "__module__", "").startswith("torch.") for hook in hooks)  # or observers
-    if samples < 2 or samples_in(inputs, samples) != samples or hooked:
+    if samples < 1 or samples_in(inputs, samples) != samples or hooked:
         return None
+    if samples == 1:
+        inputs, samples = mapped(inputs, _with_another), 2
+        if samples_in(inputs, samples) != samples:
+            return None
     cut = max(1, samples // 2 - (samples >= 6))  # uneven, so that weights matter
     parts = [(0, cut), (cut, samples)]
     tolerances = _Tolerances(module)
@@ -131,8 +156,9 @@ def look_apart(
                 mine = run(alone.begin, alone.end).outputs
                 theirs = _run(module, probe, alone.batch, 0, alone.end - alone.begin).outputs
                 unlike = [_unlike_padded(a, b, tolerances) for a, b in zip(mine, theirs, strict=False)]
+                found.length = alone.length
                 found.padded = {i: one for i, one in enumerate(unlike) if one}
-    found.changing = _changed(left, module)
+    found.changing, found.outputs = _changed(left, module), whole.given
     if any(len(one.outputs) != len(whole.outputs) for one in some):
         return found
     weights = [(b - a) / samples for a, b in parts]
@@ -151,6 +177,14 @@ def look_apart(
             if said:
                 found.wrong[i] = said
     return found
+
+
+def _with_another(one: torch.Tensor) -> torch.Tensor:
+    """Return the row of a sample, and that of another made of it: numbers are smaller, whole ones in another order."""
+    if one.shape[:1] != (1,):
+        return one
+    floats = one.is_floating_point() or one.is_complex()
+    return torch.cat([one, 0.5 * one if floats else one.flip(-1) if one.dim() > 1 else one]).detach()
 
 
 def _sums(module: torch.nn.Module) -> dict[str, str]:
@@ -265,11 +299,21 @@ def _run(module: torch.nn.Module, probe: StateProbe, arguments: Any, number: int
     with undisturbed([module]), torch.enable_grad():
         seed(number)
         try:
-            outputs = tensors_in(module(*args, **kwargs))
+            with TermValues():
+                given = tensors_in(module(*args, **kwargs))
         except Exception as error:
             raise _ModelError from error
+        outputs = given + kept_in(module)
         counts = [divisors(one, samples) if one.numel() == 1 else () for one in outputs]
-        return _ApartRun([one.detach().requires_grad_(one.requires_grad) for one in outputs], counts, probe.now())
+        addends = [Addends.of(one, samples) if one.numel() == 1 and one.requires_grad else None for one in outputs]
+        apart = [one.detach().requires_grad_(one.requires_grad) for one in outputs]
+        return _ApartRun(apart, len(given), counts, addends, probe.now())
+
+
+def kept_in(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Return what modules keep in attributes and has a graph: a loop adds such terms to its loss."""
+    values = (value for one in module.modules() for value in vars(one).values())
+    return [one for value in values for one in tensors_in(value) if one.grad_fn is not None]
 
 
 def _added_up(
@@ -291,17 +335,16 @@ def _added_up(
     def equal(other: torch.Tensor) -> bool:
         return float((value - other).abs()) <= tolerances.of(value) * scale
 
-    if summed:
-        mean = total
-    else:
-        mean = torch.stack([one * w for one, w in zip(theirs, weights, strict=True)]).sum()
-        counts = [one.counts[place] for one in parts]
-        if (mine := whole.counts[place]) and all(len(one) == len(mine) for one in counts) and sum(c[0] for c in counts):
-            by = [one[0] / sum(c[0] for c in counts) for one in counts]
-            if equal(torch.stack([one * w for one, w in zip(theirs, by, strict=True)]).sum()):
-                return ""
-    if equal(mean):
-        return ""
+    ways = [[1.0] * len(parts) if summed else weights]
+    counts = [one.counts[place] for one in parts]
+    if (mine := whole.counts[place]) and all(len(one) == len(mine) for one in counts) and sum(c[0] for c in counts):
+        ways += [] if summed else [[one[0] / sum(c[0] for c in counts) for one in counts]]
+    for by in reversed(ways):
+        mean = torch.stack([one * w for one, w in zip(theirs, by, strict=True)]).sum()
+        if equal(mean):
+            adds, *others = (one.addends[place] for one in (whole, *parts))
+            known = [one for one in others if one is not None]
+            return "" if adds is None else term_off(adds, known, by, tolerances.of(value))
     said = f"its loss of the batch is {float(value):.6g}, and that of two parts of it combined {float(mean):.6g}"
     return said + (", as a sum over samples is" if not summed and equal(total) else "")
 

@@ -17,7 +17,20 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hocket.comm import torch_adapter
 
-from ..batches import SUMS, BatchShard, Numbers, TracedNumber, is_one_by_one, mapped, plain, tensors_in, terms, traced
+from ..batches import (
+    SUMS,
+    BatchShard,
+    Numbers,
+    TracedNumber,
+    divisor_of_shares,
+    is_one_by_one,
+    mapped,
+    plain,
+    tensors_in,
+    terms,
+    traced,
+)
+from ._hooks import watched
 
 _SIZES = ("size", "__get__", "numel", "nelement")
 _len = len
@@ -33,6 +46,7 @@ class BatchSizes(TorchFunctionMode, Numbers):
 
     Args:
         has_rows: Whether a tensor has a row for each sample of the batch.
+        note: Is called with what each function of torch has given.
 
     Attributes:
         covers: Whether the model was called with all of the rank's samples at once.
@@ -40,9 +54,9 @@ class BatchSizes(TorchFunctionMode, Numbers):
 
     hashable = True
 
-    def __init__(self, has_rows: Callable[[torch.Tensor], bool]) -> None:
+    def __init__(self, has_rows: Callable[[torch.Tensor], bool], note: Callable[[Any], None]) -> None:
         super().__init__()
-        self._has_rows = has_rows
+        self._has_rows, self._note = has_rows, note
         self._total = 0  # samples of the whole batch
         self._given: dict[float, Any] = {}  # numbers of the running function, and what they would be of all of it
         self._entered = self.recording = False
@@ -97,9 +111,10 @@ class BatchSizes(TorchFunctionMode, Numbers):
         if numbers and name in _ARITHMETIC:
             self._given = {plain(one): self._of_all(one) for one in numbers}
         try:
-            result = func(*plain(args), **plain(kwargs))
+            result = func(*watched(func, plain(args)), **plain(kwargs))
         finally:
             self._given = {}
+        self._note(result)
         sizes = name in _SIZES and isinstance(args[0], torch.Tensor) and _asked_by_program()
         if sizes and self._has_rows(args[0]):
             return self._sizes(args[0], result)
@@ -187,7 +202,7 @@ class BatchSizes(TorchFunctionMode, Numbers):
             return 0.0
         share = samples / self._total
         mine, theirs = _factors(loss, samples), _factors(other, samples)
-        if is_one_by_one(loss, samples):  # a sum of one for each, though each is a mean
+        if is_one_by_one(loss, samples) or divisor_of_shares(loss, samples):  # a sum, though each term is a mean
             mine = [(factor, True) for factor, _ in mine]
         ratio = float(other.detach()) / (float(loss.detach()) or 1.0)
         pairs = list(zip(mine, theirs, strict=True)) if len(mine) == len(theirs) else []

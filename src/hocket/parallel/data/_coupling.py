@@ -112,6 +112,12 @@ def outputs_apart(passes: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor
     return found
 
 
+def taken_beside(loss: torch.Tensor, tensors: Sequence[torch.Tensor], made: set[int]) -> list[torch.Tensor | None]:
+    """Return the tensors of which a loss was computed otherwise than by outputs; None in place of others."""
+    nodes = set(_behind(loss.grad_fn, made)) if tensors else set()
+    return [one if one.grad_fn in nodes else None for one in tensors]
+
+
 def gathered(loss: torch.Tensor, made: set[int], ranks: int) -> bool:
     """Return whether a loss was computed from what all ranks' models gave, by collectives that have a gradient."""
     return any(torch_adapter.sums_over_ranks(one, ranks) for one in _behind(loss.grad_fn, made))
@@ -143,6 +149,40 @@ def samples_paired(loss: torch.Tensor, made: set[int], samples: int) -> bool:
     return False
 
 
+def bends_one(loss: torch.Tensor, made: set[int]) -> bool:
+    """Return whether a loss of one sample may bend a sum or mean over samples: a dice of classes, an entropy of a mean.
+
+    What goes over the first dimension, of size one or put together with others, does so in a batch, too.
+    """
+    nodes = list(_behind(loss.grad_fn, made))
+    if any(takes_one(one, 1) for one in nodes):
+        return False
+    for node in nodes:
+        below = [one for one, _ in node.next_functions]
+        with_samples = [one is not None and torch_adapter.reaches(one, made) for one in below]
+        kind = kind_of(node)
+        straight = not all(with_samples) if kind == "Mul" else not any(with_samples[1:]) if kind == "Div" else False
+        if straight or kind in (*_STRAIGHT, *SAME_VALUES):
+            continue
+        if any(_over_one(one, made) for root in below for one in _behind(root, made)):
+            return True
+    return False
+
+
+def _over_one(node: Any, made: set[int]) -> bool:
+    """Return whether an operator adds up the only sample there is."""
+    if kind_of(node) not in ("Mean", "Sum", "Nansum") and _reduction(node) not in (1, 2):
+        return False
+    merged = (
+        kind_of(one) in _VIEWS and sizes_of(one)[:1] == (1,) != torch_adapter.result_sizes(one)[:1]
+        for one in _behind(node, made)
+    )
+    over = _over_samples(node, made, 1) or (_goes_over_first(node) and any(merged))
+    return over and torch_adapter.reaches(node, made)
+
+
+_VIEWS = ("View", "UnsafeView", "ReshapeAlias")
+_STRAIGHT = ("Add", "Sub", "Rsub", "Sum", "Nansum", "Mean", "Stack", "Cat", "Select", "Slice", "Index")
 _BENT = (
     "Abs", "Clamp", "ClampMin", "ClampMax", "Relu", "LeakyRelu", "Threshold", "Hardtanh", "Maximum", "Minimum",
     "L1Loss", "SmoothL1Loss", "HuberLoss",
@@ -284,14 +324,21 @@ def is_listed(loss: torch.Tensor, made: set[int]) -> bool:
     return any(kind_of(one) in ("Stack", "Cat") and len(one.next_functions) == 1 for one in _behind(loss.grad_fn, made))
 
 
+def _saved_dims(node: Any) -> tuple[int, ...]:
+    dims = getattr(node, "_saved_dim", None)
+    return () if dims is None else dims if isinstance(dims, tuple) else (dims,)
+
+
+def _goes_over_first(node: Any) -> bool:
+    count = len(sizes_of(node))
+    return not _saved_dims(node) or any(dim in (0, -count, 2**64 - count) for dim in _saved_dims(node))
+
+
 def _over_samples(node: Any, made: set[int], samples: int) -> bool:
     """Return whether an operator goes over the first dimension, and that is one of samples."""
-    sizes = sizes_of(node)
+    sizes, dims, first = sizes_of(node), _saved_dims(node), _goes_over_first(node)
     if not sizes or not samples:
         return False
-    dims = getattr(node, "_saved_dim", None)
-    dims = () if dims is None else dims if isinstance(dims, tuple) else (dims,)
-    first = not dims or any(dim in (0, -len(sizes), 2**64 - len(sizes)) for dim in dims)
     flat = len(sizes) == 1 or not dims
     rows = _selected_from(node, made)
     if rows is not None:

@@ -19,11 +19,11 @@ from ..batches import BatchShard, divided_by, divisors, tensors_in
 from ..batches import batch as _batch
 from ..mesh import World, in_turn
 from ..state import FlatBundles, broadcast_tensors, check_model, is_excluded, keepers
-from ._apart import Apart, look_apart
+from ._apart import Apart, kept_in, look_apart
 from ._batch_norm import SynchronisedBatchNorm
 from ._exchanged import ExchangedSamples
-from ._forward_state import tell
-from ._hooks import scale_gradients
+from ._forward_state import buffers_apart, sizes_of_buffers, tell
+from ._hooks import WatchedHooks, scale_gradients
 from ._loss_weight import LossWeights
 from ._outside import OutsideModules
 from ._reducer import GradientReducer
@@ -97,6 +97,7 @@ class DataParallel(torch.nn.Module):
         self._number = next(_serial)
         # Of the first forward passes; None once their loss was looked at.
         self._outputs: deque[list[torch.Tensor]] | None = deque(maxlen=4)
+        self._kept: list[torch.Tensor] = []  # what the model has in attributes after the last of them
         self._made: set[int] = set()  # places in the graph of what the last forward pass gave
         self._latest: _batch.Note | None = None  # of the forward passes since the last back-propagation
         self._part = 0.0  # of that batch which the model was called with; 0 where it is not known
@@ -161,7 +162,9 @@ class DataParallel(torch.nn.Module):
         if self._looks and not torch.compiler.is_compiling():
             _exchanged.end()
         factor = self._before_forward(reducer, (args, kwargs))
-        with nullcontext() if torch.compiler.is_compiling() else self._numbers.drawing():
+        compiled = torch.compiler.is_compiling() or hasattr(self.module, "_orig_mod")
+        watching = nullcontext() if compiled or self._looked else WatchedHooks()
+        with nullcontext() if torch.compiler.is_compiling() else self._numbers.drawing(), watching:
             output = self.module(*args, **kwargs)
         output = self._after_forward(reducer, output, factor)
         if self._looks and not torch.compiler.is_compiling():
@@ -179,7 +182,8 @@ class DataParallel(torch.nn.Module):
         if share is not None and self._outputs is not None and not self._looked:
             summed = None if note is not None and note.stated else self._loss_reduction == "sum"
             alone = None if note is None else note.alone_like(inputs)
-            self._apart = look_apart(self.module, inputs, share.samples, summed=summed, alone=alone)
+            samples = share.samples if share.total > 1 else 0
+            self._apart = look_apart(self.module, inputs, samples, summed=summed, alone=alone)
             self._refuse_parameters(self._apart.changing if self._apart is not None else [])
             if self._draws is not None:
                 self._numbers.look()
@@ -241,6 +245,7 @@ class DataParallel(torch.nn.Module):
             self._made = torch_adapter.graph_marks(made)
         if self._outputs is not None:
             self._outputs.append(made)
+            self._kept = kept_in(self.module)
         if reducer.synchronises:
             for tensor in tensors_in(output):
                 if tensor.requires_grad and not tensor.is_leaf:
@@ -259,6 +264,8 @@ class DataParallel(torch.nn.Module):
                 _exchanged.linked |= any(one.dim() and all(one is not row for row in rows) for one in outputs)
             for one in outputs:
                 _exchanged.kept.know(one)
+            if apart is not None and torch.is_grad_enabled():
+                rows += [one for i, one in enumerate(kept_in(self.module), apart.outputs) if i in apart.rows]
             _exchanged.follow(rows, note.share.samples)
             _exchanged.begin()
 
@@ -342,9 +349,10 @@ class DataParallel(torch.nn.Module):
         A collective operation.
         """
         mine = {} if apart is None else {one.name: one for one in apart.state}
-        everyone = self._world.from_all({name: one.kind for name, one in mine.items()})
+        sizes = sizes_of_buffers(self.module) if apart is None and self._broadcast_buffers else {}
+        everyone = self._world.from_all(({name: one.kind for name, one in mine.items()}, sizes))
         kinds: dict[str, set[str]] = {}
-        for name, kind in (pair for one in everyone for pair in one.items()):
+        for name, kind in (pair for one, _ in everyone for pair in one.items()):
             kinds.setdefault(name, set()).add(kind)
         buffers = dict(self.module.named_buffers())
         others = []
@@ -354,6 +362,7 @@ class DataParallel(torch.nn.Module):
                 others += [mine[name]] if name in mine else []
             elif "mean" in kinds[name] and self._broadcast_buffers:
                 self._means.append((self.module.get_submodule(path), local))
+        others += buffers_apart(self.module, [sizes for _, sizes in everyone])
         tell(others, 0.0, False, [f"{self._world.size} ranks"], speak=self._world.rank == 0)
 
     @torch.no_grad()
@@ -478,10 +487,10 @@ class DataParallel(torch.nn.Module):
             self._marks.compare(self._world)
             return
         if self._outputs is not None and (self._outputs or not self._looked):
-            self._losses.check_first(roots[0], self._outputs, self._made, note.share, self._apart)
+            self._losses.check_first(roots[0], self._outputs, self._kept, self._made, note.share, self._apart)
             if not self._looked:
                 self._keep_state(self._apart)
-            self._outputs, self._looked = None, True
+            self._outputs, self._kept, self._looked = None, [], True
         if self._looks:
             self._looks -= 1
             self._losses.check_exchanged(roots[0], _exchanged, note.share, stated=note.stated)

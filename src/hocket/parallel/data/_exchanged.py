@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hocket.comm import torch_adapter
 
-from ..batches import divisors, mapped, tensors_in, terms
+from ..batches import addends, divisors, mapped, tensors_in, terms
 from ._batch_sizes import BatchSizes
 from ._choices import OTHERS, GivenRows, choices, has_rows, is_normalised, off, places, rows_off, sums, unlike
 from ._kept import KeptTensors, owned, written
@@ -26,6 +26,8 @@ _MOST_BYTES = OTHERS * 80 * 2**20
 
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 3e-3}
 _LOW = 5e-2
+_TERM, _LEAST = 10.0, 1e-3
+"""What a term of a loss may be off, relative to itself and to the loss, in units of what the loss may be."""
 _ORDERS = (torch.ops.aten.flip, torch.ops.aten.roll, torch.ops.aten.index, torch.ops.aten.index_select)
 _SELECTING = (torch.ops.aten.index, torch.ops.aten.index_select, torch.ops.aten.masked_select)
 _MANY = 4096.0
@@ -54,7 +56,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._on = ExitStack()
         self._batch, self._samples = object(), 0
         self.kept, self._listed = KeptTensors(), ListedSamples()
-        self.sizes = BatchSizes(lambda one: has_rows(one, self._samples) and self._of(one) is not None)
+        self.sizes = BatchSizes(lambda one: has_rows(one, self._samples) and self._of(one) is not None, self._note)
         self.reduces = self.reduces_counts = False
         self.forget()
 
@@ -64,6 +66,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._given = GivenRows()
         self._others: Any = WeakTensorKeyDictionary()  # versions and others of what depends on samples
         self._made: Any = WeakTensorKeyDictionary()  # tensors that are computed of numbers of the program alone
+        self._terms: dict[int, torch.Tensor] = {}  # numbers that have others, by their places in the graph
         self._numbers: Any = WeakTensorKeyDictionary()  # numbers that are computed of one other number, and how
         self._items: dict[float, list[float]] = {}  # numbers that the program has taken, and their others
         self._counts = set[float]()  # whole numbers that it has taken
@@ -111,6 +114,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         depends = ((one, others) for one, others in computed if any(unlike(one, other) for other in others))
         self.kept.keep((one for one, others in depends if not places(one, others, self._samples)), samples)
         self._batch, self._samples, self._items, self._counts, self._given_off = batch, samples, {}, set(), 0.0
+        self._terms = {}
         self.linked = self.placed = self.normalised = False
         if self.communicates:
             others, own = self._others, self._own
@@ -212,6 +216,11 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.normalised |= any(is_normalised(one, self._samples) for one in others)
         return bool(others) and not (func.overloadpacket in _SELECTING and others[0] is not tensors[0])
 
+    def _note(self, result: Any) -> None:
+        single = isinstance(result, torch.Tensor) and result.numel() == 1 and result.grad_fn is not None
+        if single and self._of(result) is not None:
+            self._terms[result.grad_fn._sequence_nr()] = result
+
     def _of(self, one: torch.Tensor) -> Any:
         """Return what is known of a tensor; None if nothing is, or something has changed it unseen."""
         known = self._others.get(one)
@@ -269,12 +278,32 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known_by = not self.linked and all(one and all(one) for one in counts)  # or a branch is of other samples
         if known_by and loss.isfinite() and not all(one.isfinite() for one in known[1:]):
             return 1.0  # no sum of what is finite, but divided by a deviation that other choices have not
-        by = [one[0] if one else 1.0 for one in counts]
-        values = [float(one.detach()) for one in some]  # 0 / 0 adds nothing, 1 / 0 what is not known
-        *four, last = [v * n if n or v == v else 0.0 for v, n in zip(values, by, strict=True)]
-        far = max(off(four), off(by[:4]) if min(by) > 1 else 0.0)
-        self.placed |= not self.linked and off([four[0], last, last, last]) > least
-        return far if far > least else 0.0
+        far, by_place, size = _far(some, counts)
+        self.placed |= not self.linked and by_place > least
+        return (
+            far
+            if far > least
+            else max((self._term_off(one, samples, size, least) for one in addends(loss)), default=0.0)
+        )
+
+    def _term_off(self, node: Any, samples: int, size: float, least: float) -> float:
+        """Return how far a term of a loss of this size is from a sum of one for each sample, relative to the loss."""
+        term = None if node is None else self._terms.get(node._sequence_nr())
+        known = None if term is None else self._of(term)
+        if term is None or known is None or any(one.numel() != 1 for one in known[1:]) or not size:
+            return 0.0
+        some = [term, *known[1:]]
+        counts = [divisors(one, samples) for one in some]
+        if len({len(one) for one in counts}) > 1 or not all(map(_alike, zip(*map(_shares, counts), strict=True))):
+            return 0.0
+        far, by_place, mine = _far(some, counts)
+        share = mine / size
+
+        def matters(one: float) -> bool:
+            return one > _TERM * least and one * share > _LEAST * least
+
+        self.placed |= not self.linked and matters(by_place)
+        return far * share if matters(far) else 0.0
 
     def guards(self, loss: torch.Tensor, samples: int, ranks: int) -> tuple[bool, bool]:
         """Return whether a loss divides by more than it counts (`count + 1`), and whether it may where less counts."""
@@ -346,6 +375,15 @@ def _factors_off(factors: Sequence[Sequence[float]], counts: Sequence[Sequence[f
         ways = [[f for f, _, _ in known], [f / n for f, n, _ in known], [f * all_ / n for f, n, all_ in known]]
         worst = max(worst, min((max(one) - min(one)) / (max(one) or 1.0) if one else 0.0 for one in ways))
     return worst
+
+
+def _far(some: Sequence[torch.Tensor], counts: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    """Return how far a loss is from a sum over samples, and from one that places do not matter to; then its size."""
+    by = [one[0] if one else 1.0 for one in counts]
+    values = [float(one.detach()) for one in some]  # 0 / 0 adds nothing, 1 / 0 what is not known
+    *four, last = [v * n if n or v == v else 0.0 for v, n in zip(values, by, strict=True)]
+    far = max(off(four), off(by[:4]) if min(by) > 1 else 0.0)
+    return far, off([four[0], last, last, last]), max(map(abs, values))
 
 
 def _shares(counts: Sequence[float]) -> list[float]:

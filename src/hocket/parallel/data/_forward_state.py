@@ -202,6 +202,26 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)) if b.numel() else 0.0
 
 
+def sizes_of_buffers(module: torch.nn.Module) -> dict[str, tuple[float, float]]:
+    """Return the sum of each buffer and of its absolute values; of batch norm's none."""
+    norms = torch.nn.modules.batchnorm._BatchNorm
+    owners = {name: one for name, one in module.named_modules() if not isinstance(one, norms)}
+    named = ((name, one) for name, one in module.named_buffers() if name.rpartition(".")[0] in owners)
+    doubles = ((name, one.detach().double()) for name, one in named if one.layout is torch.strided and one.numel())
+    return {name: (float(one.sum()), float(one.abs().sum())) for name, one in doubles}
+
+
+def buffers_apart(module: torch.nn.Module, ranks: Sequence[Mapping[str, tuple[float, float]]]) -> list[ChangedBuffer]:
+    """Return the buffers that ranks had alike before a pass of a model, and have no more, by their sizes on each."""
+    found = []
+    for name in (name for name in ranks[0] if all(name in one for one in ranks)):
+        size = max(one[name][1] for one in ranks)
+        off = max(max(some) - min(some) for some in zip(*(one[name] for one in ranks), strict=True)) / (size or 1.0)
+        path, _, local = name.rpartition(".")
+        found += [ChangedBuffer(module.get_submodule(path), local, name, "other", off)] if off > _CLOSE else []
+    return found
+
+
 def tell(
     found: Sequence[ChangedBuffer], off: float, loss_differs: bool, cuts: Sequence[str], *, speak: bool
 ) -> list[str]:

@@ -1,10 +1,12 @@
 """Hooks on gradients: for one that is complete, to scale one on its way, and those of the program, put off."""
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ..batches import trees as _trees
 
@@ -175,6 +177,42 @@ class HookDeferrer:
                 gradient.add_(old)
             for key in own_hooks(after):
                 after[key].call(parameter)
+
+
+class WatchedHooks(TorchFunctionMode):
+    """Tells of hooks on activations, registered while it is on, that do not scale with the gradient."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function of torch."""
+        return func(*watched(func, args), **(kwargs or {}))
+
+
+def watched(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments of a function; one that registers a hook on an activation gets it watched."""
+    if func is not torch.Tensor.register_hook or len(args) != 2 or args[0].is_leaf:
+        return args
+    tensor, hook = args
+    if _is_ours(hook) or str(getattr(hook, "__module__", "")).startswith("torch."):
+        return args
+    seen = False
+
+    def once(gradient: torch.Tensor) -> Any:
+        nonlocal seen
+        before = None if seen else gradient.clone()
+        result = hook(gradient)
+        if before is not None and result is not None:
+            double = hook(2 * before)
+            if not torch.allclose(double, 2 * result, rtol=1e-2, equal_nan=True) and torch.distributed.get_rank() == 0:
+                warnings.warn(
+                    "a hook on an activation does not scale with its gradient (it clips or normalises it), which is "
+                    "that of a mean over this rank's samples, and larger than on one device: clip by hooks on "
+                    "parameters, or after backward()",
+                    stacklevel=2,
+                )
+        seen = True
+        return result
+
+    return tensor, once
 
 
 def own_hooks(hooks: dict[int, Any]) -> list[int]:

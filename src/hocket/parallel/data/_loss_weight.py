@@ -9,11 +9,12 @@ import torch
 
 from hocket import comm
 
-from ..batches import GUARDED, BatchShard, divides_by_samples, divisors, guarded, is_one_by_one
+from ..batches import GUARDED, BatchShard, divides_by_samples, divisor_of_shares, divisors, guarded, is_one_by_one
 from ..batches import batch as _batch
 from ..mesh import World
 from ._apart import PADDED, Apart
 from ._coupling import (
+    bends_one,
     constant_divisors,
     form_of,
     gathered,
@@ -24,6 +25,7 @@ from ._coupling import (
     samples_paired,
     scale_of_means,
     sums_of_samples,
+    taken_beside,
 )
 from ._exchanged import ExchangedSamples
 from ._kept import unlike
@@ -144,6 +146,8 @@ class LossWeights:
         terms = divisors(loss, samples) if single and not self._one_by_one else ()
         if len(terms) > 1 and divides_by_samples(loss, samples):  # of classes, say, of which a rank may have some
             terms = terms[:1]
+        shares = divisor_of_shares(loss, samples) if len(terms) > 1 else 0.0
+        terms = (shares,) if shares else terms
         more = 0.0
         if len(terms) == samples == 1 and terms[0] > 1 and is_listed(loss, made):  # of one sample, or of one batch
             terms, more = (1.0,), terms[0] - 1.0
@@ -152,6 +156,7 @@ class LossWeights:
         if single and (new_size or self._changed is not None) and not 0 < part < 0.999:
             self._tell_changes(scale_of_means(loss, made, samples, learned=False), note.share)
         scales = scale_of_means(loss, made, samples) if self.looks_at_parts and single else ()
+        scales = (1.0,) if scales and shares else scales
         wrong = _APART * self._parts.apart(note, part, self._marks.updates, anew=anew)
         wrong += self._parts.add(note, part, scales[0] if scales else 0.0, samples)
         self._looked_at += not 0 < part < 1
@@ -207,33 +212,39 @@ class LossWeights:
         self,
         loss: torch.Tensor,
         outputs: Sequence[list[torch.Tensor]],
+        kept: Sequence[torch.Tensor],
         made: set[int],
         share: BatchShard,
         apart: Apart | None,
     ) -> None:
         """Refuse a loss that no weights of ranks make that of one device.
 
-        `outputs` are what the model gave in each forward pass for the first batch, and `made` places in the graph of
-        the last of them; `apart` is what the model computes for a sample from others, None where that was not found
-        out.
+        `outputs` are what the model gave in each forward pass for the first batch, `kept` what it has in attributes
+        after the last of them, and `made` places in the graph of what that gave; `apart` is what the model computes for
+        a sample from others, None where that was not found out.
 
         Raises:
             RuntimeError: samples meet in it, or it is a sum; on every rank alike.
         """
         samples, single = share.samples, loss.numel() == 1
         together = gathered(loss, made, self._world.size)  # then no second derivative: it would be a collective, too
+        taken = taken_beside(loss, kept, made)
+        rows = (
+            [one for i, one in enumerate(taken, apart.outputs) if i in apart.rows and one is not None] if apart else []
+        )
         meet = not together and (
-            samples_meet(loss, outputs_apart(outputs), samples) or samples_paired(loss, made, samples)
+            samples_meet(loss, outputs_apart(outputs) + rows, samples) or samples_paired(loss, made, samples)
         )
         summed = sums_of_samples(loss, made, samples) if single else ""
         given = [one for some in outputs for one in some if one.dim()]
         self._by_passes = len(outputs) >= samples > 1 and any(len(one) != samples for one in given)
         looked = single and share.total > 1 and not together and not self._by_passes
         ranked = samples_compete(loss, made, samples) if looked else ""
-        mixed, padded = ("", "") if apart is None else apart.relevant(outputs[-1], loss)
+        mixed, padded = ("", "") if apart is None else apart.relevant(outputs[-1], taken, loss)
         second = apart is not None and apart.batch_second
-        blind = looked and samples == 1 and not divisors(loss, samples)
-        everyone = self._world.from_all((meet, summed, ranked, (mixed, second), padded, blind, together))
+        blind = looked and samples == 1 and (not divisors(loss, samples) or bends_one(loss, made))
+        length = 0 if apart is None else apart.length
+        everyone = self._world.from_all((meet, summed, ranked, (mixed, second), (padded, length), blind, together))
         self._gathered = any(one[-1] for one in everyone)
         if said := next((one[3] for one in everyone if one[3][0]), None):
             how, second = said
@@ -254,7 +265,8 @@ class LossWeights:
                 "Compute it within each sample, gather what it needs with a collective that has a gradient, or take "
                 "hocket.Trainer with a plan that does not cut batches"
             )
-        if padded := next((one[4] for one in everyone if one[4]), ""):
+        lengths = {one[4][1] for one in everyone} - {0}  # alike where a loop pads to one length
+        if padded := next((said for *_, (said, n), _, _ in everyone if said and (not n or len(lengths) > 1)), ""):
             raise RuntimeError(PADDED.format(padded))
         if operator := next((one[2] for one in everyone if one[2]), ""):
             raise RuntimeError(
