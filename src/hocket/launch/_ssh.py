@@ -32,9 +32,7 @@ from ._preflight import compare, judge, rounds
 from ._run_directory import LaunchDirectory, worth_saying
 
 _READY_S = 60.0  # for a host to import Python and say what it is; a shared disk may be slow
-_OPTIONS = (
-    "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=4",
-)  # fmt: skip
+_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "ServerAliveInterval=1")
 _TIMED_OUT = 124
 _LATE_S = 3.0  # beyond the ranks' grace, for a host to end what it has, before its connection is cut
 _LOST_S = 1.0  # for the others to end after a host is lost, before their ranks get 2 s more, and SIGKILL
@@ -202,11 +200,14 @@ def run_on_hosts(
 def _command(arguments: LaunchArguments, host: str) -> list[str]:
     # What Python itself needs to start goes on the command line; the rest, which may be secret, through the connection.
     early = [f"{name}={os.environ[name]}" for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ]
-    return _remote(arguments, host, ["/usr/bin/env", *early, sys.executable, "-u", "-m", "hocket.launch._node"])
+    python = ["/usr/bin/env", *early, sys.executable, "-u", "-m", "hocket.launch._node"]
+    return _remote(arguments, host, [*python, str(arguments.lost_after_s)])
 
 
 def _remote(arguments: LaunchArguments, host: str, command: list[str]) -> list[str]:
-    return [*shlex.split(arguments.ssh), *_OPTIONS, host, "--", shlex.join(["exec", *command])]
+    # The last of the questions that ssh asks, one a second, has a second for its answer.
+    patience = ["-o", f"ServerAliveCountMax={arguments.lost_after_s - 1}"]
+    return [*shlex.split(arguments.ssh), *_OPTIONS, *patience, host, "--", shlex.join(["exec", *command])]
 
 
 def _refuse(found: Iterator[Diagnosis], arguments: LaunchArguments, say: Callable[[str], None]) -> None:
