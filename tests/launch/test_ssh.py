@@ -473,6 +473,46 @@ def test_a_link_that_comes_back_ends_no_job(site: Site, script: Any, tmp_path: P
     assert site.left(tmp_path) == []
 
 
+FIREWALL = """
+table inet test {
+ chain input {
+  type filter hook input priority 0; policy drop;
+  iif lo accept
+  ct state established,related accept
+  tcp dport { 22, 20000-20100 } accept
+ }
+}
+"""
+
+
+@pytest.mark.long
+def test_behind_a_firewall_all_ports_are_those_that_the_kernel_is_to_hand_out(site: Site, script: Any) -> None:
+    nft = shutil.which("nft", path="/usr/sbin:/sbin:/usr/bin")
+    if nft is None:
+        pytest.skip("needs nftables")
+    ports = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    before = ports.read_text()
+
+    def on_all(*command: str, said: str = "") -> None:
+        for host in site.hosts:
+            subprocess.run(site.fabric.command_in(host, list(command)), input=said, text=True, check=True)
+
+    try:
+        on_all(nft, "-f", "-", said=FIREWALL)
+        err = site.start("--no-run-dir", script(TRAIN)).communicate(timeout=deadline(60))[1]
+        assert "cannot connect to the first host" in err
+        remedy = 'sysctl -w net.ipv4.ip_local_port_range="20000 20100"'
+        assert remedy in err
+        on_all("sh", "-c", remedy.replace("sysctl -w net.ipv4.ip_local_port_range=", f"echo > {ports} "))
+        process = site.start("--no-run-dir", script(TRAIN))
+        out, err = process.communicate(timeout=deadline(120))
+        print(out, err)
+        assert process.returncode == 0
+    finally:
+        on_all(nft, "flush", "ruleset")
+        on_all("sh", "-c", f"echo {before.strip()} > {ports}")
+
+
 def test_a_host_is_lost_after_a_whole_number_of_seconds(monkeypatch: pytest.MonkeyPatch, script: Any) -> None:
     assert parse_arguments(["--hosts", "a", script("")]).lost_after_s == 60
     assert parse_arguments(["--hosts", "a", "--lost-after", "7", script("")]).lost_after_s == 7

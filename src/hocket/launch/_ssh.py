@@ -28,7 +28,7 @@ from ._failure import JobEnded, LaunchError
 from ._hosts import BEAT_S, LOST, MARK, passed_on
 from ._job import PASSED_ON, SAVED
 from ._merge import Merger, RankStream
-from ._preflight import compare, judge, rounds
+from ._preflight import PORTS, compare, judge, rounds
 from ._run_directory import LaunchDirectory, worth_saying
 
 _READY_S = 60.0  # for a host to import Python and say what it is; a shared disk may be slow
@@ -252,8 +252,8 @@ def _prepare(
         found = host.hear(noise)
         if found["problem"]:
             raise LaunchError(
-                f"{host.name} {found['problem']}. A firewall may stand between them, or {address} be an address of "
-                "another network: name the first host by the address that the others reach"
+                f"{host.name} {found['problem']}. A firewall may stand between them ({PORTS}), or {address} be an "
+                "address of another network: name the first host by the address that the others reach"
             )
     yield from compare({host.name: host.facts for host in hosts})
     if arguments.preflight:
