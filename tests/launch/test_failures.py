@@ -251,6 +251,29 @@ def test_an_excepthook_of_the_user_s_is_called(launched: Any, script: Any) -> No
     assert ran.result.failures[0].error == "ValueError"
 
 
+def test_a_traceback_is_shown_once_also_where_a_group_has_set_a_hook_over_python_s(launched: Any, script: Any) -> None:
+    source = """
+    import sys, torch.distributed as dist
+    hooks = [sys.excepthook]
+    dist.init_process_group("gloo")
+    def hook(*what):  # as error reporters do
+        print("reported", what[0].__name__)
+        hooks[0](*what)
+    hooks[0], sys.excepthook = sys.excepthook, hook
+    def main():
+        raise ValueError("once")
+    try:
+        1 / 0
+    except ZeroDivisionError:
+        sys.excepthook(*sys.exc_info())  # what the launcher does not show is printed
+    main()
+    """
+    ran = launched(script(textwrap.dedent(source)), n=1)
+    assert ran.out == "reported ZeroDivisionError\nreported ValueError\n"
+    assert ran.err.count("in main") == 1
+    assert ran.err.count("ZeroDivisionError: division by zero") == 1
+
+
 def test_torch_is_set_aside_for_the_garbage_collector_at_the_end_and_its_record_decorator_works(
     launched: Any, script: Any
 ) -> None:
