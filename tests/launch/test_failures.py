@@ -1,5 +1,6 @@
 """A rank fails: what is shown, in which order, and what the launch ends with."""
 
+import errno
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import pytest
 from hocket._sweep import job_of, stat_of
 from hocket.comm.shm import state_of
 from hocket.launch import _listener, _worker
-from hocket.launch._failure import RankFailure, describe, read_failure
+from hocket.launch._failure import RankFailure, describe, of_processes, read_failure
 from hocket.launch._listener import FailedRank
 from hocket.launch._merge import Merger
 from hocket.testing import deadline
@@ -527,3 +528,10 @@ def test_a_job_that_cannot_begin_says_why(script: Any, tmp_path: Path, variable:
     assert ran.returncode == 1
     assert nowhere in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_a_limit_of_processes_is_named() -> None:
+    said = of_processes(BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"))
+    assert said is not None
+    assert "ulimit -u" in said
+    assert of_processes(PermissionError(errno.EACCES, "Permission denied")) is None

@@ -473,6 +473,19 @@ def test_a_link_that_comes_back_ends_no_job(site: Site, script: Any, tmp_path: P
     assert site.left(tmp_path) == []
 
 
+@pytest.mark.long
+def test_a_host_whose_ranks_have_left_the_others_is_named(site: Site, script: Any) -> None:
+    source = TRAIN.replace("for x, y in loader:", "import sys\nfor x, y in loader:\n    left(x)")
+    source = source.replace(
+        "import os, torch", "left = lambda x: os.environ['RANK'] == '1' and sys.exit(0)\nimport os, torch"
+    )
+    err = site.start("--no-run-dir", "--no-preflight", script(source)).communicate(timeout=deadline(120))[1]
+    print(err)
+    one, two = site.hosts.values()
+    assert f"{one} failed: exit status 1" in err
+    assert f"the ranks of {two} had ended before, exit status 0" in err
+
+
 FIREWALL = """
 table inet test {
  chain input {

@@ -87,8 +87,10 @@ def judge(hosts: Sequence[str], links: Links) -> Iterator[Diagnosis]:
     """Yield what the measured links tell: who is not reached, and whose link is slow beside the others'."""
     for (sender, receiver), found in links.items():
         if found["problem"]:
+            address, port = found["to"]
+            place = ", ".join([*([receiver] if receiver != address else []), address, f"port {port}"])
             yield Diagnosis(
-                "connection", "error", f"{sender} cannot connect to {receiver}, {found['to']}: {found['problem']}",
+                "connection", "error", f"{sender} cannot connect to {place}: {found['problem']}",
                 "let a firewall between them pass all TCP ports of these hosts, or name them by addresses that reach; "
                 + PORTS,
             )  # fmt: skip
