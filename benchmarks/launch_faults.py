@@ -126,7 +126,16 @@ FAULTS: dict[str, tuple[Break, int | None, str]] = {
 
 def started(site: Site, slots: int, script: Path, place: Path, **variables: str) -> "subprocess.Popen[str]":
     """Start the job; what it says on stderr goes to a file."""
-    words = ["--no-preflight", "--no-run-dir", "--shutdown-timeout", str(GRACE_S), "-x", f"HOCKET_TIMEOUT={TIMEOUT_S}"]
+    words = [
+        "--no-preflight",
+        "--no-run-dir",
+        "--shutdown-timeout",
+        str(GRACE_S),
+        "--lost-after",
+        "5",
+        "-x",
+        f"HOCKET_TIMEOUT={TIMEOUT_S}",
+    ]
     words += [word for name, value in variables.items() for word in ("-x", f"{name}={value}")]
     hosts = ",".join(f"{address}:{slots}" for address in site.hosts.values())
     command = [sys.executable, "-m", "hocket", "run", "--hosts", hosts, "--ssh", f"ssh -F {site.directory}/config"]

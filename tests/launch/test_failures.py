@@ -1,5 +1,6 @@
 """A rank fails: what is shown, in which order, and what the launch ends with."""
 
+import errno
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import pytest
 from hocket._sweep import job_of, stat_of
 from hocket.comm.shm import state_of
 from hocket.launch import _listener, _worker
-from hocket.launch._failure import RankFailure, describe, read_failure
+from hocket.launch._failure import RankFailure, describe, of_processes, read_failure
 from hocket.launch._listener import FailedRank
 from hocket.launch._merge import Merger
 from hocket.testing import deadline
@@ -249,6 +250,29 @@ def test_an_excepthook_of_the_user_s_is_called(launched: Any, script: Any) -> No
     ran = launched(script(source), n=1)
     assert ran.out == "hook ValueError\n"
     assert ran.result.failures[0].error == "ValueError"
+
+
+def test_a_traceback_is_shown_once_also_where_a_group_has_set_a_hook_over_python_s(launched: Any, script: Any) -> None:
+    source = """
+    import sys, torch.distributed as dist
+    hooks = [sys.excepthook]
+    dist.init_process_group("gloo")
+    def hook(*what):  # as error reporters do
+        print("reported", what[0].__name__)
+        hooks[0](*what)
+    hooks[0], sys.excepthook = sys.excepthook, hook
+    def main():
+        raise ValueError("once")
+    try:
+        1 / 0
+    except ZeroDivisionError:
+        sys.excepthook(*sys.exc_info())  # what the launcher does not show is printed
+    main()
+    """
+    ran = launched(script(textwrap.dedent(source)), n=1)
+    assert ran.out == "reported ZeroDivisionError\nreported ValueError\n"
+    assert ran.err.count("in main") == 1
+    assert ran.err.count("ZeroDivisionError: division by zero") == 1
 
 
 def test_torch_is_set_aside_for_the_garbage_collector_at_the_end_and_its_record_decorator_works(
@@ -504,3 +528,10 @@ def test_a_job_that_cannot_begin_says_why(script: Any, tmp_path: Path, variable:
     assert ran.returncode == 1
     assert nowhere in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_a_limit_of_processes_is_named() -> None:
+    said = of_processes(BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"))
+    assert said is not None
+    assert "ulimit -u" in said
+    assert of_processes(PermissionError(errno.EACCES, "Permission denied")) is None

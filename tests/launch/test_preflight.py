@@ -150,6 +150,13 @@ def test_the_slow_host_is_named_and_no_other(count: int, slow: int, way: str, ra
     assert found.found.startswith(f"{bad} {way} at ")
 
 
+def test_a_host_that_is_named_by_its_address_is_named_once() -> None:
+    refused = {"problem": "Connection refused", "to": ("10.0.0.2", 5000)}
+    for host, place in (("10.0.0.2", "10.0.0.2, port 5000"), ("b", "b, 10.0.0.2, port 5000")):
+        (found,) = judge(["a", host], {("a", host): refused})
+        assert found.found == f"a cannot connect to {place}: Connection refused"
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_control_group_s_limits_count_wherever_they_stand(
     version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -343,3 +343,25 @@ def test_a_script_that_trains_once_in_each_rank_is_told_so(launched: Any, script
     joined = launched(path, "join", n=2)
     assert joined.result.outcome == "finished"
     assert "trains 2 times" not in joined.err
+
+
+def test_the_switches_of_the_launcher_s_python_are_the_ranks(script: Any, tmp_path: Path) -> None:
+    path = script("import sys\nassert False\nprint(sys.flags.optimize, sys.flags.dev_mode, sys.warnoptions)")
+    command = [
+        sys.executable,
+        "-O",
+        "-X",
+        "dev",
+        "-W",
+        "error::ResourceWarning",
+        "-m",
+        "hocket",
+        "run",
+        "-n",
+        "1",
+        path,
+    ]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=deadline(60), check=False)
+    print(ran.stderr)
+    assert ran.stdout.startswith("1 True ")
+    assert "error::ResourceWarning" in ran.stdout

@@ -1,5 +1,6 @@
 """Every `hocket run` leaves a directory: what was started, what each rank printed, its record, and how it ended."""
 
+import io
 import json
 import os
 import shutil
@@ -150,3 +151,12 @@ def test_hosts_without_a_shared_disk_send_what_they_kept(hocket: Any, script: An
     for rank in range(2):
         assert (kept / f"rank-{rank}.out").read_text() == f"rank {rank}\n"
         assert json.loads((kept / f"run-node{rank}.json").read_text())["outcome"] == "finished"
+
+
+def test_of_a_full_disk_the_last_sentence_tells(tmp_path: Path) -> None:
+    directory = LaunchDirectory(str(tmp_path / "run"))
+    assert directory.kept().endswith("run")
+    directory._log.close()
+    directory._log = io.FileIO("/dev/full", "a")
+    directory.note(["all is well"])
+    assert directory.kept().endswith("run, but not whole: No space left on device")

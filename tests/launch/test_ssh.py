@@ -428,7 +428,7 @@ def _end(what: str, site: Site, process: "subprocess.Popen[str]", ranks: dict[in
     ["launcher", *(pytest.param(one, marks=pytest.mark.long) for one in ("SIGINT", "rank", "connection", "cable"))],
 )
 def test_whatever_ends_a_job_nothing_is_left_on_any_host(what: str, site: Site, script: Any, tmp_path: Path) -> None:
-    process = site.start("--shutdown-timeout", "2", script(textwrap.dedent(SLEEP)))
+    process = site.start("--shutdown-timeout", "2", "--lost-after", "5", script(textwrap.dedent(SLEEP)))
     try:
         ranks = _ranks(process, 2)
         undo = _end(what, site, process, ranks)
@@ -459,12 +459,93 @@ def test_whatever_ends_a_job_nothing_is_left_on_any_host(what: str, site: Site, 
 
 
 @pytest.mark.long
+def test_a_link_that_comes_back_ends_no_job(site: Site, script: Any, tmp_path: Path) -> None:
+    process = site.start("--no-run-dir", script(textwrap.dedent(SLEEP).replace("600", "25")))
+    _ranks(process, 2)
+    undo = _end("cable", site, process, {})
+    try:
+        time.sleep(8.0)  # as long as it takes a switch to start anew
+    finally:
+        undo()
+    out, err = process.communicate(timeout=deadline(90))
+    print(out, err)
+    assert process.returncode == 0
+    assert site.left(tmp_path) == []
+
+
+@pytest.mark.long
+def test_a_host_whose_ranks_have_left_the_others_is_named(site: Site, script: Any) -> None:
+    source = TRAIN.replace("for x, y in loader:", "import sys\nfor x, y in loader:\n    left(x)")
+    source = source.replace(
+        "import os, torch", "left = lambda x: os.environ['RANK'] == '1' and sys.exit(0)\nimport os, torch"
+    )
+    err = site.start("--no-run-dir", "--no-preflight", script(source)).communicate(timeout=deadline(120))[1]
+    print(err)
+    one, two = site.hosts.values()
+    assert f"{one} failed: exit status 1" in err
+    assert f"the ranks of {two} had ended before, exit status 0" in err
+
+
+FIREWALL = """
+table inet test {
+ chain input {
+  type filter hook input priority 0; policy drop;
+  iif lo accept
+  ct state established,related accept
+  tcp dport { 22, 20000-20100 } accept
+ }
+}
+"""
+
+
+@pytest.mark.long
+def test_behind_a_firewall_all_ports_are_those_that_the_kernel_is_to_hand_out(site: Site, script: Any) -> None:
+    nft = shutil.which("nft", path="/usr/sbin:/sbin:/usr/bin")
+    if nft is None:
+        pytest.skip("needs nftables")
+    ports = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    before = ports.read_text()
+
+    def on_all(*command: str, said: str = "") -> None:
+        for host in site.hosts:
+            subprocess.run(site.fabric.command_in(host, list(command)), input=said, text=True, check=True)
+
+    try:
+        on_all(nft, "-f", "-", said=FIREWALL)
+        err = site.start("--no-run-dir", script(TRAIN)).communicate(timeout=deadline(60))[1]
+        assert "cannot connect to the first host" in err
+        remedy = 'sysctl -w net.ipv4.ip_local_port_range="20000 20100"'
+        assert remedy in err
+        on_all("sh", "-c", remedy.replace("sysctl -w net.ipv4.ip_local_port_range=", f"echo > {ports} "))
+        process = site.start("--no-run-dir", script(TRAIN))
+        out, err = process.communicate(timeout=deadline(120))
+        print(out, err)
+        assert process.returncode == 0
+    finally:
+        on_all(nft, "flush", "ruleset")
+        on_all("sh", "-c", f"echo {before.strip()} > {ports}")
+
+
+def test_a_host_is_lost_after_a_whole_number_of_seconds(monkeypatch: pytest.MonkeyPatch, script: Any) -> None:
+    assert parse_arguments(["--hosts", "a", script("")]).lost_after_s == 60
+    assert parse_arguments(["--hosts", "a", "--lost-after", "7", script("")]).lost_after_s == 7
+    with pytest.raises(ArgumentError, match="--lost-after 4: give a whole number of seconds, 5 or more"):
+        parse_arguments(["--lost-after", "4", script("")])
+    monkeypatch.setenv("HOCKET_LOST_AFTER", "90")
+    assert parse_arguments(["--hosts", "a", script("")]).lost_after_s == 90
+    monkeypatch.setenv("HOCKET_LOST_AFTER", "soon")
+    with pytest.raises(ArgumentError, match="HOCKET_LOST_AFTER=soon: give"):
+        parse_arguments(["--hosts", "a", script("")])
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["launcher", "cable"])
 def test_of_sixteen_ranks_on_eight_hosts_nothing_is_left(
     what: str, eight_hosts: Site, script: Any, tmp_path: Path
 ) -> None:
     undo: Callable[[], None] = lambda: None  # noqa: E731
-    process = eight_hosts.start("--no-preflight", "--no-run-dir", script(textwrap.dedent(SLEEP)), slots=[2] * 8)
+    flags = ("--no-preflight", "--no-run-dir", "--lost-after", "5")
+    process = eight_hosts.start(*flags, script(textwrap.dedent(SLEEP)), slots=[2] * 8)
     try:
         ranks = _ranks(process, 16)
         assert sorted(ranks) == list(range(16))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 USAGE = "hocket run -n N [flags] [--] script.py [arguments of the script]"
 _NO_FILE = "{}: a script from a pipe can be read by one rank only; write it to a file"
+LOST_AFTER_S, _LEAST_LOST_AFTER_S = 60, 5
 GRACE_S = 10  # for ranks to end by themselves when the job is interrupted or another rank has failed
 
 
@@ -58,6 +59,7 @@ class LaunchArguments:
         aggregate: Start an aggregator beside the ranks, which use it where they are on several (emulated) hosts.
         hosts: Ranks of each host that is to be reached by ssh, in the order of ranks; empty for this host alone.
         ssh: Command that opens a connection to a host.
+        lost_after_s: How long such a host may be out of reach before it is taken for dead.
         preflight: Refuse hosts whose versions or script differ.
         host_flags: Flags that each host's own launcher gets, as they were given.
         label: Name of this host in a job of several hosts, for messages.
@@ -83,6 +85,7 @@ class LaunchArguments:
     aggregate: bool = False
     hosts: Mapping[str, int] = field(default_factory=dict)
     ssh: str = "ssh"
+    lost_after_s: int = LOST_AFTER_S
     preflight: bool = True
     host_flags: tuple[str, ...] = ()
     label: str = ""
@@ -215,6 +218,13 @@ def _with_ours(torchruns: argparse.ArgumentParser, *, light: bool = False) -> ar
     hosts.add_argument("--hostfile", metavar="FILE", help='the same from a file of lines "HOST slots=4" or "HOST:4"')
     group.add_argument("--ssh", metavar="COMMAND", default="ssh", help='how to reach a host, such as "ssh -p 2222"')
     group.add_argument(
+        "--lost-after",
+        type=int,
+        metavar="SECONDS",
+        help="how long a host of --hosts may be out of reach before it is taken for dead, and the job ends "
+        f"[default: HOCKET_LOST_AFTER, else {LOST_AFTER_S}]",
+    )
+    group.add_argument(
         "--no-preflight",
         dest="preflight",
         action="store_false",
@@ -305,7 +315,7 @@ def _own_flags(flags: list[str]) -> tuple[argparse.Namespace, list[str]]:
     ours = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for names in (
         ("-n", "--np", "--workers", "--nproc-per-node", "--nproc_per_node"), ("-x",), ("--timeout",), ("--hosts",),
-        ("--hostfile",), ("--ssh",), ("--plan",), ("--run-dir",),
+        ("--hostfile",), ("--ssh",), ("--lost-after",), ("--plan",), ("--run-dir",),
         ("--kubernetes",), ("--image",), ("--nnodes",),
     ):  # fmt: skip
         ours.add_argument(*names, action="append")
@@ -381,6 +391,7 @@ def _complete(flags: argparse.Namespace, target: str, arguments: tuple[str, ...]
         aggregate=flags.aggregate,
         hosts=hosts,
         ssh=flags.ssh,
+        lost_after_s=_lost_after_s(flags.lost_after),
         preflight=flags.preflight,
         kubernetes=flags.kubernetes,
         image=flags.image,
@@ -430,6 +441,14 @@ def _grace_s(flag: int | None) -> int:
     if flag < 0:
         raise ArgumentError(f"--shutdown-timeout {flag}: give 0 seconds or more")
     return flag
+
+
+def _lost_after_s(flag: int | None) -> int:
+    said = os.environ.get("HOCKET_LOST_AFTER") or str(LOST_AFTER_S)
+    where, text = ("HOCKET_LOST_AFTER=", said) if flag is None else ("--lost-after ", str(flag))
+    if not text.isdecimal() or int(text) < _LEAST_LOST_AFTER_S:
+        raise ArgumentError(f"{where}{text}: give a whole number of seconds, {_LEAST_LOST_AFTER_S} or more")
+    return int(text)
 
 
 def _plan(path: str | None, nproc: int, nnodes: str) -> dict[str, str]:

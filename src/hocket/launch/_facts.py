@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,12 @@ def _gpus() -> list[str]:
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         lines = dict(line.partition(":")[::2] for line in path.read_text().splitlines())
         found.append(lines.get("Model", "unknown").strip())
+    return found
+
+
+def switches() -> list[str]:
+    """Return the switches of this Python that others are to have too, as multiprocessing has it: -O, -W, -X."""
+    found: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return found
 
 

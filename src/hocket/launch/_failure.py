@@ -1,5 +1,6 @@
 """Which rank failed first, and what to say about it and the others."""
 
+import errno
 import json
 import re
 import signal
@@ -22,6 +23,15 @@ class ArgumentError(ValueError):
 
 class LaunchError(RuntimeError):
     """The launch failed before there were ranks that could fail."""
+
+
+def of_processes(error: OSError) -> str | None:
+    """Return what helps where a process could not be started for want of room for one; None for another error."""
+    if error.errno != errno.EAGAIN:
+        return None
+    return (
+        "; this user, or container, may have no more processes: raise that limit (ulimit -u, pids.max), or start fewer"
+    )
 
 
 class JobEnded(Exception):

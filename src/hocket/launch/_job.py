@@ -14,7 +14,7 @@ from typing import Self
 
 from hocket import _sweep
 
-from ._failure import LaunchError
+from ._failure import LaunchError, of_processes
 
 WARDEN_GRACE_S = 3.0  # between SIGTERM and SIGKILL for ranks whose launcher was killed
 SAVED = 75  # exit status, EX_TEMPFAIL of <sysexits.h>: the ranks have saved; start it again, and it goes on
@@ -73,7 +73,8 @@ def _told() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise LaunchError(f"the job cannot begin: {error}; TMPDIR names another temporary directory") from None
+        remedy = of_processes(error) or "; TMPDIR names another temporary directory"
+        raise LaunchError(f"the job cannot begin: {error}{remedy}") from None
 
 
 class Job:

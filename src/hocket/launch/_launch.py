@@ -22,6 +22,7 @@ from ._arguments import LaunchArguments, parse_arguments
 from ._child import Child
 from ._clean import sweep_abandoned
 from ._console import Output, Terminal, bytes_of, outputs
+from ._facts import switches
 from ._failure import (
     ArgumentError,
     JobEnded,
@@ -239,7 +240,15 @@ def rank_command(arguments: LaunchArguments, job_directory: str) -> list[str]:
     # With logs or tees the traceback must be where the rest of the rank's output is, so that it prints it itself.
     held = str(arguments.flags.redirects) == "0" and str(arguments.flags.tee) == "0"
     python = os.environ.get("PYTHON_EXEC", sys.executable)  # torchrun's variable
-    own = [python, "-u", _worker.__file__, str(os.getpid()), job_directory, "held" if held else "shown"]
+    own = [
+        python,
+        *(switches() if python == sys.executable else []),
+        "-u",
+        _worker.__file__,
+        str(os.getpid()),
+        job_directory,
+        "held" if held else "shown",
+    ]
     return [*own, arguments.kind, arguments.target, *arguments.arguments]
 
 
@@ -362,7 +371,7 @@ class _RunningJob(JobListener):
             self.say(f"{result.outcome} after {result.wall_s:.1f} s, exit status {result.exit_code}", style="bold red")
         own = not self._arguments.run_dir_given and not self._arguments.label  # that of --hosts says where itself
         if self._directory is not None and own and not self._directory.joined:
-            self.say(f"this run is kept in {os.path.relpath(self._directory.path)}")
+            self.say(self._directory.kept())
 
     def _describe(self, failures: Sequence[RankFailure]) -> None:
         title, *lines = describe(failures, self._began_s)

@@ -20,7 +20,7 @@ from hocket.comm import rendezvous
 from ._arguments import LaunchArguments
 from ._child import Child
 from ._facts import free_port
-from ._failure import LaunchError
+from ._failure import LaunchError, of_processes
 from ._job import PASSED_ON, blocked
 from ._listener import FailedRank, Interrupted, JobListener, StoppedRanks, to_handle
 
@@ -61,7 +61,8 @@ def run_here(arguments: LaunchArguments, command: list[str], directory: str, lis
                 try:
                     processes.append(_start(command, environment, (streams.stdouts[rank], streams.stderrs[rank])))
                 except OSError as error:
-                    raise LaunchError(f"rank {rank} of {len(environments)} cannot be started: {error}") from None
+                    text = f"rank {rank} of {len(environments)} cannot be started: {error}"
+                    raise LaunchError(f"{text}{of_processes(error) or ''}") from None
         listener.started(0, list(starmap(Child, enumerate(processes))))
         while not any(statuses := [process.poll() for process in processes]) and None in statuses:
             time.sleep(_INTERVAL_S)

@@ -31,7 +31,6 @@ from ._probe import ProbeServer, listen, probe
 if TYPE_CHECKING:
     from ._launch import LaunchResult
 
-_SILENCE_S = 5.0  # after which it is taken for dead, or cut off
 _GRACE_S = 2.0  # for the ranks to end by themselves then
 _REACH_S = 5.0
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
@@ -41,7 +40,8 @@ _SIOCGIFADDR = 0x8915  # <linux/sockios.h>
 class _Lifeline:
     """The launcher's end of the connection, read by lines, with a deadline."""
 
-    def __init__(self) -> None:
+    def __init__(self, lost_after_s: float) -> None:
+        self._lost_after_s = lost_after_s  # of silence it is taken for dead, or cut off
         self._fd = os.dup(0)
         os.set_inheritable(self._fd, False)
         with open(os.devnull) as null:  # rank 0 must not read from the lifeline
@@ -50,7 +50,7 @@ class _Lifeline:
 
     def line(self) -> str | None:
         """Return the next line; None if the launcher has gone, or is silent for too long."""
-        deadline_s = time.monotonic() + _SILENCE_S
+        deadline_s = time.monotonic() + self._lost_after_s
         while b"\n" not in self._kept:
             ready, _, _ = select.select([self._fd], [], [], max(0.0, deadline_s - time.monotonic()))
             chunk = os.read(self._fd, 1 << 16) if ready else b""
@@ -90,7 +90,7 @@ class _Lifeline:
 def main() -> None:
     """Be one host of a job."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there are ranks to pass it on to
-    lifeline = _Lifeline()
+    lifeline = _Lifeline(float(sys.argv[1]))
     _say({"address": _address()})
     order = lifeline.order()
     os.environ.update(order["environment"])

@@ -14,6 +14,10 @@ _UNLIKE = 0.7  # of the others' memory or cores
 _CLOCK_S = 5.0
 _ALL_PAIRS = 8  # hosts; of more, each is measured with some neighbours
 
+PORTS = (  # rendezvous, Gloo, NCCL and what is measured here all listen where the kernel says
+    'if it passes some ports, have all hosts use these: sysctl -w net.ipv4.ip_local_port_range="20000 20100"'
+)
+
 Links = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
@@ -83,9 +87,12 @@ def judge(hosts: Sequence[str], links: Links) -> Iterator[Diagnosis]:
     """Yield what the measured links tell: who is not reached, and whose link is slow beside the others'."""
     for (sender, receiver), found in links.items():
         if found["problem"]:
+            address, port = found["to"]
+            place = ", ".join([*([receiver] if receiver != address else []), address, f"port {port}"])
             yield Diagnosis(
-                "connection", "error", f"{sender} cannot connect to {receiver}, {found['to']}: {found['problem']}",
-                "let a firewall between them pass all TCP ports of these hosts, or name them by addresses that reach",
+                "connection", "error", f"{sender} cannot connect to {place}: {found['problem']}",
+                "let a firewall between them pass all TCP ports of these hosts, or name them by addresses that reach; "
+                + PORTS,
             )  # fmt: skip
     rates = {pair: found["rate_Bps"] for pair, found in links.items() if not found["problem"]}
     slow = set()

@@ -114,6 +114,7 @@ class LaunchDirectory:
                     raise
         self._suffix = suffix
         self._facts: dict[str, Any] = {}
+        self._lacks: str | None = None  # why something could not be written
         if not suffix:
             self.keep_record()
         self._log = self.open(f"hocket{self._suffix}.log")
@@ -150,8 +151,15 @@ class LaunchDirectory:
 
     def note(self, lines: Sequence[str]) -> None:
         """Keep what the launcher says."""
-        with contextlib.suppress(OSError):
+        try:
             self._log.write("".join(f"{_now()} {line}\n" for line in lines).encode(errors="replace"))
+        except OSError as error:
+            self._lacks = error.strerror
+
+    def kept(self) -> str:
+        """Return the sentence that says where the run is, and whether all of it."""
+        where = f"this run is kept in {os.path.relpath(self.path)}"
+        return where if self._lacks is None else f"{where}, but not whole: {self._lacks}"
 
     def keep_record(self) -> None:
         """Give the records of an attempt that is over a name of their own, before the next begins."""

@@ -24,17 +24,16 @@ from ._arguments import LaunchArguments
 from ._child import Child
 from ._console import outputs
 from ._doctor import Diagnosis
+from ._facts import switches
 from ._failure import JobEnded, LaunchError
 from ._hosts import BEAT_S, LOST, MARK, passed_on
 from ._job import PASSED_ON, SAVED
 from ._merge import Merger, RankStream
-from ._preflight import compare, judge, rounds
+from ._preflight import PORTS, compare, judge, rounds
 from ._run_directory import LaunchDirectory, worth_saying
 
 _READY_S = 60.0  # for a host to import Python and say what it is; a shared disk may be slow
-_OPTIONS = (
-    "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=4",
-)  # fmt: skip
+_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "ServerAliveInterval=1")
 _TIMED_OUT = 124
 _LATE_S = 3.0  # beyond the ranks' grace, for a host to end what it has, before its connection is cut
 _LOST_S = 1.0  # for the others to end after a host is lost, before their ranks get 2 s more, and SIGKILL
@@ -149,7 +148,7 @@ def run_on_hosts(
 
     deadline_s = None if arguments.timeout_s is None else time.monotonic() + arguments.timeout_s
     hosts: list[_Host] = []
-    ended, started = threading.Event(), False
+    ended, started, outcome = threading.Event(), False, ""
     with _Signals() as signals, Merger(arguments.grace_s + _LATE_S) as merger:
 
         def look() -> None:
@@ -185,7 +184,8 @@ def run_on_hosts(
             merger.close_ends()
             started = True
             merger.watch(Child(index, host.process) for index, host in enumerate(hosts))
-            return _follow(arguments, hosts, merger, signals, deadline_s, say)
+            outcome, code = _follow(arguments, hosts, merger, signals, deadline_s, say)
+            return outcome, code
         except JobEnded as given_up:
             say(f"{given_up.outcome} before all hosts were reached, exit status {given_up.exit_code}")
             return given_up.outcome, given_up.exit_code
@@ -195,6 +195,12 @@ def run_on_hosts(
             lost = any(host.process.poll() == LOST for host in hosts)
             _end(hosts, signal.SIGTERM, _LOST_S if lost else arguments.grace_s + _LATE_S if started else 0.0)
             ended.set()
+            # Who was ended because of that has another status.
+            if outcome == "failed" and (well := [host.name for host in hosts if host.process.returncode == 0]):
+                say(
+                    f"the ranks of {', '.join(well)} had ended before, exit status 0; if the others still trained: all "
+                    "take the same steps, so look for an exit, or a shorter loop, that not all ranks reach"
+                )
             if directory is not None and started:
                 _keep(arguments, hosts, directory, say)
 
@@ -202,11 +208,14 @@ def run_on_hosts(
 def _command(arguments: LaunchArguments, host: str) -> list[str]:
     # What Python itself needs to start goes on the command line; the rest, which may be secret, through the connection.
     early = [f"{name}={os.environ[name]}" for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ]
-    return _remote(arguments, host, ["/usr/bin/env", *early, sys.executable, "-u", "-m", "hocket.launch._node"])
+    python = ["/usr/bin/env", *early, sys.executable, *switches(), "-u", "-m", "hocket.launch._node"]
+    return _remote(arguments, host, [*python, str(arguments.lost_after_s)])
 
 
 def _remote(arguments: LaunchArguments, host: str, command: list[str]) -> list[str]:
-    return [*shlex.split(arguments.ssh), *_OPTIONS, host, "--", shlex.join(["exec", *command])]
+    # The last of the questions that ssh asks, one a second, has a second for its answer.
+    patience = ["-o", f"ServerAliveCountMax={arguments.lost_after_s - 1}"]
+    return [*shlex.split(arguments.ssh), *_OPTIONS, *patience, host, "--", shlex.join(["exec", *command])]
 
 
 def _refuse(found: Iterator[Diagnosis], arguments: LaunchArguments, say: Callable[[str], None]) -> None:
@@ -251,8 +260,8 @@ def _prepare(
         found = host.hear(noise)
         if found["problem"]:
             raise LaunchError(
-                f"{host.name} {found['problem']}. A firewall may stand between them, or {address} be an address of "
-                "another network: name the first host by the address that the others reach"
+                f"{host.name} {found['problem']}. A firewall may stand between them ({PORTS}), or {address} be an "
+                "address of another network: name the first host by the address that the others reach"
             )
     yield from compare({host.name: host.facts for host in hosts})
     if arguments.preflight:
@@ -263,7 +272,7 @@ def _prepare(
                 hosts[sender].tell({"probe": [facts["address"], facts["probe_port"]]})
             for sender, receiver in pairs:
                 facts = hosts[receiver].facts
-                to = f"{facts['address']}, port {facts['probe_port']}"
+                to = facts["address"], facts["probe_port"]
                 links[hosts[sender].name, hosts[receiver].name] = {**hosts[sender].hear(noise), "to": to}
         yield from judge([host.name for host in hosts], links)
 
@@ -328,7 +337,7 @@ def _keep(
     for sentence in worth_saying(directory.record):
         say(sentence)
     if not arguments.run_dir_given:
-        say(f"this run is kept in {os.path.relpath(directory.path)}")
+        say(directory.kept())
 
 
 def _beat(hosts: list[_Host], ended: threading.Event) -> None:

@@ -23,6 +23,7 @@ import signal
 import sys
 import time
 import traceback
+from functools import partial
 from multiprocessing.process import current_process
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
@@ -55,6 +56,9 @@ def main() -> None:
     faulthandler.enable(open(f"{job_directory}/fault-{os.getpid()}", "w"))  # noqa: SIM115 - open as long as we live
     _keep_temporary(job_directory)
     os.register_at_fork(after_in_child=lambda: _tell_forked(job_directory))
+    shown: list[BaseException] = []  # what the launcher will show
+    # Whoever sets a hook of his own and calls the one before, as torch's groups do, calls this.
+    sys.excepthook = partial(_hook, shown)
     sys.argv = [target, *arguments]
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # blocked as well, until it leaves no traceback
@@ -74,12 +78,20 @@ def main() -> None:
         raise
     except BaseException as error:
         sys.last_value = error  # as Python has it; this rank's groups look there for what to tell the others
-        recorded = _record(error, error.__traceback__)
-        if not recorded or held == "shown" or sys.excepthook is not sys.__excepthook__:
-            sys.excepthook(type(error), error, error.__traceback__)
+        if _record(error, error.__traceback__) and held == "held":
+            shown.append(error)
+        sys.excepthook(type(error), error, error.__traceback__)
     else:
         return
     raise SystemExit(1)
+
+
+def _hook(
+    shown: list[BaseException], kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print an exception as Python does, unless it is among those that are shown elsewhere."""
+    if not any(error is one for one in shown):
+        sys.__excepthook__(kind, error, trace)
 
 
 def _end_with(launcher_pid: int) -> None:
