@@ -35,6 +35,37 @@ def test_a_layer_that_keeps_what_it_sees_of_the_data_is_found_and_is_as_it_was()
             np.testing.assert_array_equal(one, np.array(other))
 
 
+def test_numbers_and_lists_of_layers_are_as_they_were_and_those_of_the_data_are_found() -> None:
+    """torch's modules() gives no layer of a Keras model: each look counted, and its samples stayed in lists."""
+    import keras
+
+    from hocket.keras._look import BatchLook
+    from hocket.keras._random import DrawnShapes
+
+    class Follows(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self, kind: str) -> None:
+            super().__init__()
+            self.kind, self.passes, self.mean, self.means = kind, 0, 0.0, []
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            before = self.mean + sum(self.means)
+            self.passes += bool(training)
+            if training and self.kind == "mean":
+                self.mean = 0.9 * self.mean + 0.1 * float(x.detach().mean())
+            if training and self.kind == "means":
+                self.means.append(float(x.detach().mean()))
+            return x - before
+
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(8, 3)).astype("float32"))
+    for kind in ("", "mean", "means"):
+        layer = Follows(kind)
+        model = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(1)])
+        before = layer.passes, layer.mean, list(layer.means)
+        look = BatchLook(model, (x, x[:, :1]), training=True, own_loss=False, known=DrawnShapes())
+        assert look.state.rpartition("/")[2] == kind
+        assert (layer.passes, layer.mean, list(layer.means)) == before
+
+
 def test_a_metric_that_a_layer_updates_by_one_number_a_batch_is_found_and_is_as_it_was() -> None:
     """Ranks' sums of means are no sum of means of the batch; a `Mean` takes such a number by its samples."""
     import keras

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import torch
 
-from hocket.parallel.batches import BatchShard, Cutter, samples_in, tensors_in
+from hocket.parallel.batches import BatchShard, Cutter, samples_in, tensors_in, undisturbed
 from hocket.parallel.data import look_apart
 from hocket.parallel.mesh import World
 
@@ -152,6 +152,7 @@ class _ModelProbe(torch.nn.Module):
         metrics = _metrics.other_metrics(model)
         summed = [v for metric in metrics for v in metric.variables if v.dtype != "string"]
         with ExitStack() as stack:
+            stack.enter_context(undisturbed(list(model._flatten_layers())))  # which torch's modules() does not give
             stack.enter_context(numbers)
             stack.enter_context(by_moving_averages(model))
             stack.enter_context(in_single_precision(model))
@@ -190,10 +191,17 @@ def unlike(model: Any) -> set[str]:
 
 
 def kept_by(model: Any) -> dict[str, torch.Tensor]:
-    """Return what a model keeps besides its weights and metrics, by path."""
+    """Return what a model keeps besides its weights and metrics, by path; also in numbers of its layers."""
     metrics = {id(v) for v in model.metrics_variables}
     kept = [v for v in model.non_trainable_variables if id(v) not in metrics and v.dtype != "string"]
-    return {v.path: v.value.detach().double().clone() for v in kept}
+    held = ((f"{one.path}/{name}", value) for one in model._flatten_layers() for name, value in vars(one).items())
+    listed = ((path, value if isinstance(value, list) else [value]) for path, value in held)
+    numbers = {
+        path: torch.tensor(sum(values), dtype=torch.float64)
+        for path, values in listed
+        if values and all(isinstance(one, float) for one in values)
+    }
+    return {**numbers, **{v.path: v.value.detach().double().clone() for v in kept}}
 
 
 def kept_of_data(whole: dict[str, torch.Tensor], parts: Iterable[dict[str, torch.Tensor]]) -> str:

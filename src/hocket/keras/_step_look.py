@@ -195,7 +195,7 @@ class StepLook:
 
         kept = {id(v): v for v in [*model.variables, *model.metrics_variables]}
         with ExitStack() as stack:
-            stack.enter_context(undisturbed([model]))
+            stack.enter_context(undisturbed(list(model._flatten_layers())))
             stack.enter_context(put_back(kept.values()))
             stack.enter_context(torch_adapter.without_collectives())
             stack.enter_context(numbers())

@@ -23,7 +23,7 @@ import hocket
 from hocket.parallel import DistributedLoader, ShardedLoader
 from hocket.parallel.batches import _rng
 from hocket.parallel.batches import batch as _batch
-from hocket.parallel.batches._batch_shard import BatchShard
+from hocket.parallel.batches._batch_shard import BatchShard, fingerprint
 from hocket.parallel.batches._cut import Cutter, cut_fields, samples_in
 from hocket.parallel.batches._samples import SeededDataset
 from hocket.parallel.mesh.world import World
@@ -628,3 +628,9 @@ def test_generators_that_a_data_set_has_of_its_own_are_seeded_by_the_samples_pla
     assert [one[:3] + other[:3] + one[3:] + other[3:] for one, other in halves] == whole
     noise = [value for batch in whole for value in batch[6:]]
     assert len(set(noise)) == len(noise) == 72
+
+
+def test_arrays_that_torch_does_not_take_are_compared() -> None:
+    x = np.arange(12.0).reshape(6, 2)
+    assert fingerprint(x[::-1].astype(">f8")) == fingerprint(x[::-1]) == fingerprint(torch.from_numpy(x))
+    assert fingerprint(x[::-1]) != fingerprint(x[::-1] + 1)

@@ -81,6 +81,18 @@ def of_a_list() -> Loss:
     return loss
 
 
+def by_its_mean() -> Loss:
+    """Divided by the mean of all losses until now: of the same twice it is 1 twice."""
+    losses: list[float] = []
+
+    def loss(out: Tensor, target: Tensor) -> Tensor:
+        value = F.mse_loss(out, target)
+        losses.append(value.item())
+        return value / (sum(losses) / len(losses))
+
+    return loss
+
+
 class Object:
     def __init__(self) -> None:
         self.center = begins
@@ -103,7 +115,7 @@ def with_a_generator() -> Loss:
     return lambda out, target: F.mse_loss(out, target + torch.randn(3, generator=generator).double())
 
 
-KINDS = (of_a_name, of_a_closure, of_a_dict, in_place, of_a_list, Object, of_a_method, with_a_generator)
+KINDS = (of_a_name, of_a_closure, of_a_dict, in_place, of_a_list, by_its_mean, Object, of_a_method, with_a_generator)
 
 
 class Module(nn.Module):
@@ -150,6 +162,30 @@ def test_the_check_of_a_loss_leaves_nothing_in_it(make: Callable[[], Any]) -> No
 def test_what_is_kept_from_part_to_part_is_refused(make: Callable[[], Any]) -> None:
     with pytest.raises(PlanError, match="called twice with the same it gives"):
         trained(make, Plan(accumulate=2))
+
+
+class Follows(nn.Module):
+    """A model that keeps a running mean in a number, or counts its passes, as it trains."""
+
+    def __init__(self, *, counts: bool) -> None:
+        super().__init__()
+        self.counts, self.kept, self.fc = counts, 0.0, nn.Linear(5, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.fc(x)
+        if self.training:
+            self.kept += 1.0 if self.counts else out.detach().mean().item()
+        return out - self.kept
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_what_a_model_keeps_in_a_number_is_refused(*, counts: bool) -> None:
+    """As it evaluates nothing shows it, and so nothing was said."""
+    model = Follows(counts=counts)
+    trainer = hocket.Trainer(model, F.mse_loss, torch.optim.SGD(model.parameters(), 0.1), Plan(accumulate=2))
+    x = torch.randn(8, 5, generator=torch.Generator().manual_seed(1)).double()
+    with pytest.raises(PlanError, match="after a pass" if counts else "after 8 samples"):
+        trainer.step((x, x[:, :3].sin()))
 
 
 def test_a_log_has_an_entry_for_each_part() -> None:

@@ -13,7 +13,7 @@ from ._generators import is_generator, set_state, state_of
 from ._rng import restored
 
 _OWN = ("_parameters", "_buffers", "_modules")
-_CONTAINERS = (list, dict, set, OrderedDict)  # the last holds hooks, which a model may register when it is run first
+_CONTAINERS = (dict, set, OrderedDict)  # the last holds hooks, which a model may register when it is run first
 
 
 @contextlib.contextmanager
@@ -60,7 +60,7 @@ def unaltered(values: Sequence[Any]) -> Iterator[None]:
 
 
 def _has_contents(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) or is_generator(value) or type(value) in _CONTAINERS
+    return isinstance(value, torch.Tensor | list) or is_generator(value) or type(value) in _CONTAINERS
 
 
 def _changeable(module: torch.nn.Module) -> list[Any]:
@@ -71,6 +71,8 @@ def _changeable(module: torch.nn.Module) -> list[Any]:
 def _copy(value: Any) -> Any:
     if is_generator(value):
         return state_of(value)
+    if isinstance(value, list):
+        return list(value)
     return value.detach().clone() if isinstance(value, torch.Tensor) else value.copy()
 
 
@@ -84,7 +86,8 @@ def _put_back(value: Any, copy: Any) -> None:
     elif is_generator(value):
         set_state(value, copy)
     elif isinstance(value, list):
-        value[:] = copy
+        if len(value) != len(copy) or any(a is not b for a, b in zip(value, copy, strict=True)):
+            value[:] = copy
     else:
         value.clear()
         value.update(copy)

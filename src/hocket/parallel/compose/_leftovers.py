@@ -6,7 +6,7 @@ import functools
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -35,8 +35,8 @@ def unnoted() -> Iterator[None]:
         yield
 
 
-class _NumberPlace(NamedTuple):
-    """Where a number is."""
+class _ValuePlace(NamedTuple):
+    """Where a value is."""
 
     holder: Any
     key: Any  # an attribute's name, where the holder is a cell of a closure
@@ -101,8 +101,8 @@ class Leftovers(TorchFunctionMode):
         self._model, self._loss_fn = model, loss_fn
         self._before: dict[tuple[int, Any], Any] = {}
         self._within: list[tuple[torch.nn.Module, dict[str, Any]]] = []
-        self._written: dict[tuple[int, Any], tuple[str, _NumberPlace]] = {}  # by what is written to while it is on
-        self._left: list[tuple[str, _NumberPlace, Any]] | None = None  # with what was there when the model had been cut
+        self._written: dict[tuple[int, Any], tuple[str, _ValuePlace]] = {}  # by what is written to while it is on
+        self._left: list[tuple[str, _ValuePlace, Any]] | None = None  # with what was there when the model had been cut
         self._after = ExitStack()
 
     def __enter__(self) -> Any:
@@ -165,10 +165,10 @@ class Leftovers(TorchFunctionMode):
             other, before = self._within.pop()
         for key, value in vars(module).items():
             if _is_number(value) and before.get(key) is not value:
-                place = _NumberPlace(vars(module), key)
+                place = _ValuePlace(vars(module), key)
                 self._written[id(place.holder), key] = f"attribute {key!r} of {type(module).__name__}", place
 
-    def _used(self) -> Iterator[tuple[str, _NumberPlace]]:
+    def _used(self) -> Iterator[tuple[str, _ValuePlace]]:
         """Return the places of numbers that the program's functions can be seen to use."""
         hooks = [
             hook
@@ -178,22 +178,27 @@ class Leftovers(TorchFunctionMode):
         forwards = {type(module).forward for module in self._model.modules()}
         seen: set[int] = set()
         for function in (self._loss_fn, *hooks, *forwards):
-            yield from _numbers(function, "", _DEPTH, seen)
+            yield from values_in(function, "", _DEPTH, seen, _is_number)
 
 
-def _numbers(value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, _NumberPlace]]:
-    """Return the places of numbers in what a value holds, or a function can be seen to use, with a name for each."""
+def values_in(
+    value: Any, name: str, depth: int, seen: set[int], meant: Callable[[Any], bool]
+) -> Iterator[tuple[str, _ValuePlace]]:
+    """Return the places of values in what one holds, or a function can be seen to use, with a name for each.
+
+    Those are `meant`; what was `seen` before is left out.
+    """
     if id(value) in seen or not depth or len(seen) > _MOST:
         return
     seen.add(id(value))
     for part in _parts(value):
-        yield from _numbers(part, name, depth, seen)
+        yield from values_in(part, name, depth, seen, meant)
     for key, place in _held(value):
         one = place.read()
-        if _is_number(one):
+        if meant(one):
             yield f"{name}{key}", place
         elif one is not None:
-            yield from _numbers(one, f"{name}{key}", depth - 1, seen)
+            yield from values_in(one, f"{name}{key}", depth - 1, seen, meant)
 
 
 def _parts(value: Any) -> Sequence[Any]:
@@ -205,22 +210,22 @@ def _parts(value: Any) -> Sequence[Any]:
     return [value.__wrapped__] if isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__") else []
 
 
-def _held(value: Any) -> Iterator[tuple[str, _NumberPlace]]:
+def _held(value: Any) -> Iterator[tuple[str, _ValuePlace]]:
     if isinstance(value, types.FunctionType):
         if str(value.__module__).startswith(("torch.", "hocket.")):
             return
         for key, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             if cell != types.CellType():
-                yield key, _NumberPlace(cell, key)
+                yield key, _ValuePlace(cell, key)
         for key in value.__code__.co_names:
             if key in value.__globals__:
-                yield key, _NumberPlace(value.__globals__, key)
+                yield key, _ValuePlace(value.__globals__, key)
     elif isinstance(value, dict | list | deque) and len(value) <= _FEW:
         for at in value if isinstance(value, dict) else range(len(value)):
-            yield f"[{at!r}]", _NumberPlace(value, at)
+            yield f"[{at!r}]", _ValuePlace(value, at)
     elif hasattr(value, "__dict__") and not isinstance(value, _OTHERS):
         for key in list(vars(value)):
-            yield f".{key}", _NumberPlace(vars(value), key)
+            yield f".{key}", _ValuePlace(vars(value), key)
 
 
 def _is_of_torch(module: torch.nn.Module) -> bool:

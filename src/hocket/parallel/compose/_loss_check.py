@@ -25,6 +25,7 @@ from ..data import (
 )
 from ..mesh import World
 from ._composition import Composition
+from ._kept_by_passes import kept_by_passes, tensors_of
 from ._loss_function import as_before, modules_in
 from ._loss_judge import LossJudge, LossVerdict, no_part, said
 from ._padding import WHOLE, refuse_unlike_padding
@@ -112,6 +113,12 @@ class LossCheck:
     @property
     def _modules(self) -> list[torch.nn.Module]:
         return [self._composition.model, *(module for module, _ in self._composition.modules), *self._outside]
+
+    @property
+    def _looked_at(self) -> list[tuple[torch.nn.Module, dict[str, str]]]:
+        """Modules, with names of their buffers."""
+        outside = [(one, {name: f"loss_fn.{name}" for name, _ in one.named_buffers()}) for one in self._outside]
+        return [*self._composition.modules, *outside]
 
     def _run(self, few: BatchPart, batch: BatchPart | None) -> bool:
         composition, mesh, modules = self._composition, self._composition.mesh, self._modules
@@ -210,8 +217,7 @@ class LossCheck:
                     skipped(inner) and isinstance(inner, torch.nn.modules.batchnorm._BatchNorm)
                 ):
                     inner.training = False
-        outside = [(one, {name: f"loss_fn.{name}" for name, _ in one.named_buffers()}) for one in self._outside]
-        looked_at = [*composition.modules, *outside]
+        looked_at = self._looked_at
         judge, probe = LossJudge(composition, self._form, few), StateProbe(looked_at, skipped)
         count, cut = few.samples, few.samples // 2  # batch norm takes no part of one sample
         losses: list[list[MeasuredLoss]] = []
@@ -265,9 +271,13 @@ class LossCheck:
             if calm is as_trained and not any(from_all(error)):
                 with undisturbed(modules):  # perhaps it was no random number, but what the first pass left in buffers
                     steady = all(from_all(agrees(first)))
+                if steady and self._composition.mesh["pipeline"].size == 1:
+                    several = self._composition.plan.accumulate > 1
+                    kept = kept_by_passes(judge, modules, self._looked_at, few.samples, several=several)
+                    judge.keeps = self._composition.mesh.whole.first(kept)
         if not (found := self._composition.mesh.whole.first(error)):
             judge.failed = "the model or the loss draws random choices in each pass, also as it evaluates"
-        return found, steady
+        return LossVerdict(problem=judge.keeps) if judge.keeps else found, steady
 
     def _whole_alone(
         self, modules: Sequence[torch.nn.Module], few: BatchPart, batch: BatchPart | None, error: str
@@ -368,10 +378,7 @@ def _joined(column: Sequence[torch.Tensor], counts: Sequence[int]) -> torch.Tens
 
 
 def _keeps_state(module: torch.nn.Module) -> bool:
-    return any(
-        inner._buffers or any(isinstance(one, torch.Tensor) for one in vars(inner).values())
-        for inner in module.modules()
-    )
+    return any(inner._buffers for inner in module.modules()) or any(tensors_of([module]).values())
 
 
 def _alike(part: BatchPart) -> bool:

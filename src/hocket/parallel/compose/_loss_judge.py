@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,6 +56,7 @@ class LossJudge:
 
     Attributes:
         failed: How the look at the loss has failed where the loss by itself does not; "" where it has not.
+        keeps: What the model keeps from pass to pass, of parts of a batch; "" where it keeps nothing.
     """
 
     def __init__(self, composition: Composition, form: LossForm, few: BatchPart, *, known: bool = False) -> None:
@@ -75,7 +77,7 @@ class LossJudge:
         self._off = {"graph": 0.0, "samples": 0.0}  # what samples exchanged have shown of losses of these forms
         self._guards = False, False  # what other counts have
         self._again: list[float] = []  # the loss of the same, twice
-        self.failed = ""
+        self.failed = self.keeps = ""
 
     def measured(self, begin: int, end: int) -> list[MeasuredLoss]:
         """Return the loss of some of the samples; [] where this rank does not know it."""
@@ -102,10 +104,15 @@ class LossJudge:
         exchanged.follow(tensors_in([output, target]), self._few.samples)
         if not self._again:
             with as_before(function):
-                for _ in range(2):
+                for i in range(3):  # the second time with outputs of other samples: a loss may be divided by its like
                     with undisturbed(modules_in(function)):
                         given = mapped((output, target), torch.clone)  # which a loss may change in place
-                        self._again.append(_number(function(*given)))
+                        if i != 1:
+                            self._again.append(_number(function(*given)))
+                            continue
+                        given = mapped(given[0], self._moved), given[1]
+                        with suppress(Exception):  # which the loss need not take
+                            function(*given)
         with as_before(function):
             exchanged.begin()
             try:
@@ -125,6 +132,9 @@ class LossJudge:
             size = sum(float((a * g).abs().sum(dtype=torch.float64)) for a, g in pieces)  # logits are large
             self._size = max(self._size, size / (float(value[1]) or 1.0) if loss is not value else size)
         return value
+
+    def _moved(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.roll(1, 0) if rows.dim() and len(rows) == self._few.samples else rows
 
     def _look(self, loss: torch.Tensor, rows: Sequence[torch.Tensor], exchanged: ExchangedSamples) -> None:
         """Look for what the parts of a few samples may show by chance only, where it is the loss of all of them."""
@@ -153,6 +163,8 @@ class LossJudge:
         if found is None:
             return None
         problem, (now, later) = found.problem, self._guards
+        if not problem and self.keeps:
+            problem = self.keeps
         if self._again and not self.close(*self._again):
             problem = (
                 f"called twice with the same it gives {self._again[0]:.6g} and {self._again[1]:.6g}: it keeps "

@@ -35,6 +35,7 @@ from ..mesh import world as _world
 from ..state import IncompatibleKeys, StateBytes, checkpoint, clip, deferred, process_memory
 from ..state.optim import TrustRatios
 from . import _in_and_out
+from ._between import BetweenCalls, LossReadings
 from ._bucket_trial import BucketTrial
 from ._call_order import called_alike
 from ._claim import Claim
@@ -159,6 +160,10 @@ class Trainer:
             self._marks.follow(optimizer, counted=False)
         self._same = {kind: SameBatch(world, f"trainer.{kind}") for kind in ("step", "evaluate")}
         self._same_numbers = SameNumbers([self._mesh[one.name] for one in inner() if one.divides != "layers"])
+        relaxed, cut = self.plan.synchronisation != "every_step", self._mesh["data"].size > 1
+        # With priority gradients are under way after the first step.
+        self._between = BetweenCalls(world, 0 if relaxed or not cut else 1 if self.plan.priority else 2)
+        self._readings = LossReadings(world, loss_fn)
         self._log = StepLog()
         note_plan(self.plan)
         self._trial = BucketTrial.of(self._composition) if automatic else None
@@ -224,7 +229,7 @@ class Trainer:
         shared = self._loaders.open(loader)
         if self._relaxation is not None:
             return self._relaxation.batches(shared)
-        return iter(shared) if self._preemption is None else self._preemption.batches(shared)
+        return self._between.follow(iter(shared) if self._preemption is None else self._preemption.batches(shared))
 
     @torch_adapter.outside_compiler
     def step(self, batch: Any) -> torch.Tensor:
@@ -266,6 +271,7 @@ class Trainer:
             if self._relaxation is None and quiet:
                 place = self._mesh["data"].rank if self._splitter.gave_part else None
                 self._same["step"].compare(batch, lambda: place, always=self._splitter.unsure)
+            self._between.check(batch, part=self._splitter.gave_part)
             if not parts[0].total:
                 raise ValueError("the batch has no samples, so that there is nothing to learn from: leave it out")
             if self._relaxation is None and not self._loss_check.done:
@@ -288,7 +294,9 @@ class Trainer:
     def _step(self, parts: Sequence[BatchPart]) -> torch.Tensor:
         first, sharded = self.steps == 0, self.plan.shard == "parameters"
         alike = called_alike(self._composition.model, self._mesh, sharded=sharded) if first else nullcontext()
-        with alike, self._same_numbers.drawing():
+        quiet = not (self.plan.priority and self.steps)
+        readings = self._readings.reading(parts[0].samples) if quiet else nullcontext()
+        with alike, readings, self._same_numbers.drawing():
             loss = self._composition.passes.train(parts)
         self._clip()
         self._composition.update()
@@ -598,6 +606,7 @@ class Trainer:
         return self._log.timeline(self._mesh.whole)
 
     def _check_model(self) -> None:
+        self._between.pause()
         self._changed.check()
         if not self._composition.known:
             raise RuntimeError(

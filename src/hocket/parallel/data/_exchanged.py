@@ -157,6 +157,12 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self.mixes or all(torch.isin(sums(other), sums(one)).all() for one, found in known for other in found):
             self.mixes, self._others = False, WeakTensorKeyDictionary()
 
+    @property
+    def given_off(self) -> float:
+        """How far what models were given is from samples by themselves, relative; 0 where it is so, or not known."""
+        least = _TOLERANCES.get(self._lowest, _LOW)
+        return self._given_off if self._given_off > least and not self.communicates else 0.0
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and run it with other samples, and with the whole batch's size, besides."""
         given = (args, kwargs or {})
@@ -262,9 +268,9 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         if self.communicates or samples < 2:
             return 0.0
+        if self.given_off:
+            return self.given_off
         least = _TOLERANCES.get(self._lowest, _LOW)
-        if self._given_off > least:
-            return self._given_off
         known = self._of(loss)
         if known is None or any(one.numel() != 1 for one in known[1:]):
             return 0.0

@@ -1,0 +1,78 @@
+"""What a program makes of a part of a batch before the step, or sets for its loss function, is refused or told of."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+from hocket.planner import Plan
+from hocket.testing import run_ranks
+
+Pair = tuple[Tensor, Tensor]
+
+
+def normalised(x: Tensor, y: Tensor) -> Pair:
+    return (x - x.mean(0)) / x.std(0), y
+
+
+def weighted(x: Tensor, y: Tensor) -> Pair:
+    """A column by how often the part has the sample's class."""
+    return torch.cat([x[:, :5], 1 / torch.bincount(y, minlength=3)[y].double()[:, None]], 1), y
+
+
+def mixed(x: Tensor, y: Tensor) -> Pair:
+    return 0.7 * x + 0.3 * x.flip(0), y
+
+
+def scaled(x: Tensor, y: Tensor) -> Pair:
+    """By each sample alone, in another order."""
+    order = x[:, 0].argsort()
+    return (x / x.norm(dim=1, keepdim=True))[order], y[order]
+
+
+def trained(change: Callable[[Tensor, Tensor], Pair], plan: Plan, kept: str = "") -> tuple[list[float], str, list[str]]:
+    """Return the losses of a loop, its error, and its warnings."""
+    torch.manual_seed(0)
+    model, state, losses, error = nn.Linear(6, 3).double(), {"scale": 1.0, "log": 0.0}, list[float](), ""
+
+    def loss_fn(out: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(out / state["scale"], y)
+        state["log"] = loss.item()
+        return loss
+
+    random = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(20, 6, generator=random).double(), torch.randint(3, (20,), generator=random))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = hocket.Trainer(model, loss_fn, torch.optim.SGD(model.parameters(), 0.1), plan)
+        try:
+            for x, y in trainer.batches(DataLoader(data, batch_size=8)):
+                state["scale"] = float(x.std()) if kept else 1.0
+                losses.append(float(trainer.step(change(x, y))))
+        except ValueError as refused:
+            error = str(refused)
+    return losses, error, [str(one.message) for one in caught]
+
+
+def every_change() -> list[Any]:
+    ways = [(normalised, ""), (weighted, ""), (mixed, ""), (scaled, ""), (scaled, "scale")]
+    return [trained(change, Plan(), kept) for change, kept in ways] + [trained(normalised, Plan(shard="parameters"))]
+
+
+def test_what_a_loop_makes_of_its_part_is_refused_told_of_or_right() -> None:
+    """It was trained with, and silent: each rank normalised its samples by its own."""
+    expected = trained(scaled, Plan())
+    assert expected[1:] == ("", [])
+    for rank, (first, second, mix, alone, read, sharded) in enumerate(run_ranks(every_change, 2, timeout_s=90)):
+        assert all("samples that depend on others of this rank's part" in one[1] for one in (first, second, sharded))
+        assert (mix[1], ["puts each sample beside another" in one for one in mix[2]]) == ("", [] if rank else [True])
+        assert alone == (pytest.approx(expected[0], rel=1e-12), "", [])
+        assert (read[1], ["state['scale'], which is" in one for one in read[2]]) == ("", [] if rank else [True])
