@@ -16,6 +16,14 @@ import hocket
 from hocket.planner import Plan
 from hocket.testing import run_ranks
 
+
+class Padding(nn.Linear):
+    """Takes samples that lack features."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.pad(x, (0, 6 - x.shape[1])))
+
+
 Pair = tuple[Tensor, Tensor]
 
 
@@ -32,6 +40,11 @@ def mixed(x: Tensor, y: Tensor) -> Pair:
     return 0.7 * x + 0.3 * x.flip(0), y
 
 
+def cut(x: Tensor, y: Tensor) -> Pair:
+    """After as many features as the rank's first sample says."""
+    return x[:, : 5 + bool(x[0, 0] > 0)], y
+
+
 def scaled(x: Tensor, y: Tensor) -> Pair:
     """By each sample alone, in another order."""
     order = x[:, 0].argsort()
@@ -41,7 +54,7 @@ def scaled(x: Tensor, y: Tensor) -> Pair:
 def trained(change: Callable[[Tensor, Tensor], Pair], plan: Plan, kept: str = "") -> tuple[list[float], str, list[str]]:
     """Return the losses of a loop, its error, and its warnings."""
     torch.manual_seed(0)
-    model, state, losses, error = nn.Linear(6, 3).double(), {"scale": 1.0, "log": 0.0}, list[float](), ""
+    model, state, losses, error = Padding(6, 3).double(), {"scale": 1.0, "log": 0.0}, list[float](), ""
 
     def loss_fn(out: Tensor, y: Tensor) -> Tensor:
         loss = F.cross_entropy(out / state["scale"], y)
@@ -63,7 +76,7 @@ def trained(change: Callable[[Tensor, Tensor], Pair], plan: Plan, kept: str = ""
 
 
 def every_change() -> list[Any]:
-    ways = [(normalised, ""), (weighted, ""), (mixed, ""), (scaled, ""), (scaled, "scale")]
+    ways = [(normalised, ""), (weighted, ""), (mixed, ""), (scaled, ""), (scaled, "scale"), (cut, "")]
     return [trained(change, Plan(), kept) for change, kept in ways] + [trained(normalised, Plan(shard="parameters"))]
 
 
@@ -71,8 +84,9 @@ def test_what_a_loop_makes_of_its_part_is_refused_told_of_or_right() -> None:
     """It was trained with, and silent: each rank normalised its samples by its own."""
     expected = trained(scaled, Plan())
     assert expected[1:] == ("", [])
-    for rank, (first, second, mix, alone, read, sharded) in enumerate(run_ranks(every_change, 2, timeout_s=90)):
+    for rank, (first, second, mix, alone, read, crop, sharded) in enumerate(run_ranks(every_change, 2, timeout_s=90)):
         assert all("samples that depend on others of this rank's part" in one[1] for one in (first, second, sharded))
         assert (mix[1], ["puts each sample beside another" in one for one in mix[2]]) == ("", [] if rank else [True])
         assert alone == (pytest.approx(expected[0], rel=1e-12), "", [])
         assert (read[1], ["state['scale'], which is" in one for one in read[2]]) == ("", [] if rank else [True])
+        assert (crop[1], ["trainer.step samples of sizes" in one for one in crop[2]]) == ("", [] if rank else [True])

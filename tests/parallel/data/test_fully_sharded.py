@@ -283,6 +283,22 @@ def test_what_would_lose_gradients_or_numbers_is_refused() -> None:
             assert re.search(expected, said), said
 
 
+def called_first() -> str:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer, batch = hocket.Trainer(model, F.mse_loss, optimizer, Plan(shard="parameters")), torch.randn(8, 4)
+    with torch.no_grad():
+        model[0](batch)
+    with pytest.raises(RuntimeError) as error, warnings.catch_warnings(action="ignore"):
+        trainer.step((batch, torch.randn(8, 1)))
+    return str(error.value)
+
+
+def test_a_part_that_is_called_before_the_first_step_is_refused() -> None:
+    """It ended in an AttributeError of torch's."""
+    assert all("the program has called '0', a part of the model" in one for one in run_ranks(called_first, 2))
+
+
 class Widening(nn.Linear):
     """Has weights of another type than what it is given."""
 

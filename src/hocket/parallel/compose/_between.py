@@ -35,6 +35,7 @@ class BetweenCalls:
     def __init__(self, world: World, looks: int) -> None:
         self._world, self._looks = world, looks
         self._exchanged, self._samples = ExchangedSamples(), 0
+        self._sizes: list[torch.Size] = []  # of what the loader has yielded, without the samples
 
     def follow(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield what a loader yields."""
@@ -47,7 +48,7 @@ class BetweenCalls:
                 if self._looks and note is not None and note.share is not None:
                     self._exchanged.end()
                     self._exchanged.forget()
-                    self._samples = note.share.samples
+                    self._samples, self._sizes = note.share.samples, _sizes(batch)
                     self._exchanged.follow_batch(tensors_in(batch), self._samples)
                     self._exchanged.begin()
                 yield batch
@@ -73,9 +74,10 @@ class BetweenCalls:
         self._looks -= 1
         exchanged = self._exchanged
         exchanged.given(tensors_in(given), self._samples)
-        everyone = self._world.from_all((exchanged.given_off, exchanged.mixes) if part else (0.0, False))
+        found = self._world.from_all((exchanged.given_off, exchanged.mixes) if part else (0.0, False))
+        before, after = self._world.from_all(self._sizes), self._world.from_all(_sizes(given))
         exchanged.forget()
-        off, mixes = max(one for one, _ in everyone), any(one for _, one in everyone)
+        off, mixes = max(one for one, _ in found), any(one for _, one in found)
         if off and not mixes:
             raise ValueError(
                 "trainer.step was given samples that depend on others of this rank's part of the batch (normalised by "
@@ -84,7 +86,16 @@ class BetweenCalls:
                 "step that batch, which it divides; or do it in an object whose __iter__ gives batches, and give that "
                 "to trainer.batches; or take a statistic of the whole data set"
             )
-        self._looks *= not off
+        cropped = part and after.count(after[0]) < len(after) and before.count(before[0]) == len(before)
+        self._looks *= not (off or cropped)
+        if cropped and not off and self._world.rank == 0:
+            other = next(one for one in after if one != after[0])
+            warnings.warn(
+                f"the loop gives trainer.step samples of sizes {_said(after[0])} on rank 0, {_said(other)} on another "
+                "(cut to the longest of this rank's part, say): right if the model masks padding. If not, cut them to "
+                "one length, or loop over the loader itself, and give trainer.step that batch, which it divides",
+                stacklevel=3,
+            )
         if off and self._world.rank == 0:
             warnings.warn(
                 "the loop puts each sample beside another of its batch (mixup, say), which comes from the same rank's "
@@ -118,12 +129,12 @@ class LossReadings:
         before = self._values(samples)
         everyone = self._world.from_all((before, self._own))
         own = set[str]().union(*(names for _, names in everyone))
-        for name in sorted(before.keys() - own):
-            values = [found.get(name) for found, _ in everyone]
-            other = next((i for i, one in enumerate(values) if one is not None and one != values[0]), None)
-            if other is not None and values[0] is not None:
-                self._tell(name, values[0], values[other], other)
-                break
+        first = everyone[0][0]
+        names = (name for name in sorted(first.keys() - own) if all(name in found for found, _ in everyone))
+        unlike = ((name, i) for name in names for i, (found, _) in enumerate(everyone) if found[name] != first[name])
+        if (found := next(unlike, None)) is not None:  # the same on all ranks
+            name, rank = found
+            self._tell(name, first[name], everyone[rank][0][name], rank)
         yield
         after = self._values(samples)
         self._own |= {name for name in before | after if before.get(name) != after.get(name)}
@@ -149,6 +160,14 @@ class LossReadings:
             held = {**vars(module), **module._buffers}
             rows += [(f"{type(module).__name__}.{name}", one) for name, one in held.items() if _is_value(one)]
         return {name: _text(one) for name, one in rows if samples not in np.shape(one)}
+
+
+def _sizes(batch: Any) -> list[torch.Size]:
+    return [one.shape[1:] for one in tensors_in(batch)]
+
+
+def _said(sizes: list[torch.Size]) -> str:
+    return ", ".join(str(tuple(one)) for one in sizes)
 
 
 def _is_value(one: Any) -> bool:

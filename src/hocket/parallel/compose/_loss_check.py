@@ -274,7 +274,7 @@ class LossCheck:
                 if steady and self._composition.mesh["pipeline"].size == 1:
                     several = self._composition.plan.accumulate > 1
                     kept = kept_by_passes(judge, modules, self._looked_at, few.samples, several=several)
-                    judge.keeps = self._composition.mesh.whole.first(kept)
+                    judge.keeps = self._composition.mesh.whole.first(kept) or ""
         if not (found := self._composition.mesh.whole.first(error)):
             judge.failed = "the model or the loss draws random choices in each pass, also as it evaluates"
         return LossVerdict(problem=judge.keeps) if judge.keeps else found, steady

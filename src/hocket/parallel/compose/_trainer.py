@@ -160,9 +160,10 @@ class Trainer:
             self._marks.follow(optimizer, counted=False)
         self._same = {kind: SameBatch(world, f"trainer.{kind}") for kind in ("step", "evaluate")}
         self._same_numbers = SameNumbers([self._mesh[one.name] for one in inner() if one.divides != "layers"])
-        relaxed, cut = self.plan.synchronisation != "every_step", self._mesh["data"].size > 1
+        relaxed = self.plan.synchronisation != "every_step"
         # With priority gradients are under way after the first step.
-        self._between = BetweenCalls(world, 0 if relaxed or not cut else 1 if self.plan.priority else 2)
+        looks = 0 if relaxed or self._mesh["data"].size == 1 else 1 if self.plan.priority else 2
+        self._between = BetweenCalls(world, looks)
         self._readings = LossReadings(world, loss_fn)
         self._log = StepLog()
         note_plan(self.plan)

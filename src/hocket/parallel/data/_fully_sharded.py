@@ -102,6 +102,7 @@ class FullySharded(ShardingStrategy):
                     given.watch(names[name], sharded)
                     original.data = original.new_empty(0)  # optimizers and programs may hold on to it
                     del left[name]
+            module.register_forward_pre_hook(_refuse_part_called_first, prepend=True)
             self._used.compare_passes(module)
             self._modules.append(module)
             if copies.size > 1:
@@ -344,6 +345,17 @@ def gathered(model: torch.nn.Module) -> set[int]:
     states = [one._get_fsdp_state() for one in modules]
     held = [one for state in states if state._fsdp_param_group for one in state._fsdp_param_group.fsdp_params]
     return {id(one._unsharded_param) for one in held if hasattr(one, "_unsharded_param")}
+
+
+def _refuse_part_called_first(model: Any, _: Any) -> None:
+    """Refuse a model of which a block has run before it: FSDP2 takes that for a model of its own, and fails later."""
+    if model._get_fsdp_state()._is_root is None:
+        for name, one in model.named_modules():
+            if one is not model and hasattr(one, "_get_fsdp_state") and one._get_fsdp_state()._is_root:
+                raise RuntimeError(
+                    f"the program has called {name!r}, a part of the model, before the model's first step, which "
+                    "shard = 'parameters' does not take: make a step before, or say shard = 'gradients'"
+                )
 
 
 def _gather_when_used(block: Any, model: torch.nn.Module) -> None:
