@@ -49,6 +49,9 @@ def with_weights(output: Tensor, y: Tensor, weights: Iterable[float]) -> Tensor:
     return (each(output, y) * found).mean()
 
 
+TARGETS = torch.arange(24) % 4  # three for each sample, from outside
+
+
 @pytest.mark.parametrize(
     ("loss_of", "placed"),
     [
@@ -64,6 +67,7 @@ def with_weights(output: Tensor, y: Tensor, weights: Iterable[float]) -> Tensor:
         (lambda output, y: each(output, y)[y[:, 0] > 0].sum() / 8, False),
         (lambda output, y: F.mse_loss(output, torch.from_numpy(np.sin(y.numpy()))), False),
         (lambda output, y: with_weights(output, y, y[:, 0].abs().tolist()), False),
+        (lambda output, y: F.cross_entropy(output.view(24, 1) * torch.eye(4)[0], TARGETS), False),
         (lambda output, y: F.mse_loss(output + torch.randn(8, 1, dtype=torch.float64), y), False),
         (lambda output, y: torch.stack([(i + 1) * F.mse_loss(output[i], y[i]) for i in range(8)]).mean(), False),
     ],

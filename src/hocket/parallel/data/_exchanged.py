@@ -218,6 +218,8 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         rows = [one for one in tensors if self._samples in one.shape]
         if func.is_view and any(one.numel() * self._samples == tensors[0].numel() for one in results) and rows:
             return True
+        numbers = (one for one in tensors if one.dtype == torch.int64 and one.dim() and one.numel())  # of classes, say
+        rows += [one for one in numbers if self._samples and len(one) % self._samples == 0]  # with several for each
         others = [one for one in rows if one not in self._made and type(one) is torch.Tensor and self._of(one) is None]
         self.normalised |= any(is_normalised(one, self._samples) for one in others)
         return bool(others) and not (func.overloadpacket in _SELECTING and others[0] is not tensors[0])
