@@ -296,6 +296,15 @@ def _launchers() -> list[object]:
     ]
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_tasks_agree_where_rank_0_has_an_address_of_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_tasks, "_PATIENCE_S", deadline(10))
+    with ThreadPoolExecutor(2) as pool:
+        tasks = [LaunchedTask("srun", rank, 2, rank, 2, "job-6", "::1") for rank in (1, 0)]
+        found = [pool.submit(_tasks._agree, one) for one in tasks]
+        assert len({one.result(timeout=deadline(30)) for one in found}) == 1
+
+
 @pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize("launcher", _launchers())
 def test_a_script_started_by_mpirun_or_srun_trains_once(launcher: list[str], tmp_path: Path) -> None:

@@ -346,10 +346,11 @@ def _ask(tasks: LaunchedTask, name: bytes, secret: bytes, ports: list[int]) -> i
 def _answer(tasks: LaunchedTask, name: bytes, secret: bytes, ports: list[int]) -> int:
     """Return a free port, of which a thread tells the other tasks at the first of some ports that is free, too."""
     deadline_s = time.monotonic() + _PATIENCE_S
-    bound = _LOCAL if tasks.host == _LOCAL else ""
+    both = socket.has_dualstack_ipv6() and tasks.host != _LOCAL
+    family, bound = (socket.AF_INET6 if both else socket.AF_INET), _LOCAL if tasks.host == _LOCAL else ""
     for port in ports:
         with contextlib.suppress(OSError):
-            server = socket.create_server((bound, port), backlog=1024)
+            server = socket.create_server((bound, port), family=family, backlog=1024, dualstack_ipv6=both)
             break
     else:
         raise TasksError(f"none of the ports {ports} of this host is free; set MASTER_PORT for all ranks")

@@ -219,3 +219,21 @@ def test_a_store_that_does_not_answer_is_not_waited_for() -> None:
     assert torch_adapter.ask(lambda: 3, deadline(10)) == 3
     with pytest.raises(KeyError):
         torch_adapter.ask(dict[str, int]().popitem, deadline(10))
+
+
+def test_ranks_meet_with_a_secret_at_an_address_of_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_INET6) as free:
+        try:
+            free.bind(("::1", 0))
+        except OSError:
+            pytest.skip("needs IPv6")
+        port = free.getsockname()[1]
+    monkeypatch.delenv(rendezvous.VARIABLE, raising=False)
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    for name, value in (("MASTER_ADDR", "::1"), ("MASTER_PORT", str(port)), ("HOCKET_SECRET", "s" * 32)):
+        monkeypatch.setenv(name, value)
+    met = rendezvous._rendezvous(None, "env://?rank=0&world_size=1", timedelta(seconds=deadline(10)))
+    store, rank, size = next(met)
+    store.set("here", "yes")
+    assert (store.get("here"), rank, size) == (b"yes", 0, 1)
+    rendezvous._served.pop(f"tcp://[::1]:{port}/").close()

@@ -189,7 +189,7 @@ def _rendezvous(torchs: Any, url: str, timeout: timedelta = timedelta(minutes=5)
     assert address is not None
     rank = int(query["RANK"])
     if where != f"{address}:{port}":
-        place = f"tcp://{address}:{port}/"
+        place = f"tcp://{f'[{address}]' if ':' in address else address}:{port}/"
         if rank == 0 and place not in _served:
             _served[place] = serve(address, int(port or 0), secret or b"")
     if place.startswith("tcp://"):

@@ -26,7 +26,7 @@ class LaunchError(RuntimeError):
 
 
 def of_processes(error: OSError) -> str | None:
-    """Return what helps where a process could not be started for want of room for one; None for another error."""
+    """Return what helps where a process could not be started because no more are allowed; None for another error."""
     if error.errno != errno.EAGAIN:
         return None
     return (
