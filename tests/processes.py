@@ -113,7 +113,7 @@ def _status(call: Callable[..., Any], *arguments: Any) -> int:
 
 
 class _Fork:
-    """What a launcher needs of a `Popen`: `python ... -u WORKER ...` as a fork of this process, in a session of its own."""
+    """What a launcher needs of a `Popen`: `python ... -u WORKER ...` as a fork of this process, in its own session."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], paths: Sequence[str]) -> None:
         self.returncode: int | None = None
