@@ -113,14 +113,14 @@ def _status(call: Callable[..., Any], *arguments: Any) -> int:
 
 
 class _Fork:
-    """What a launcher needs of a `Popen`: `python -u WORKER ...` as a fork of this process, in a session of its own."""
+    """What a launcher needs of a `Popen`: `python ... -u WORKER ...` as a fork of this process, in its own session."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], paths: Sequence[str]) -> None:
         self.returncode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                self._be(command[2:], environment, paths)
+                self._be(command[command.index("-u") + 1 :], environment, paths)
             finally:
                 os._exit(70)
 
