@@ -280,8 +280,10 @@ class Trainer:
                 alone = None if note is None else note.alone_like(batch)
                 as_part = alone and alone._replace(batch=self._splitter.part_of(alone.batch, alone.end - alone.begin))
                 self._loss_check.run(part, self._splitter.whole(batch), as_part)
-            begun_s = self._log.begin()
-            loss = self._relaxation.step(parts, self._clip) if self._relaxation is not None else self._step(parts)
+            compared = self._relaxation is None and not (self.plan.priority and self.steps)
+            with self._readings.reading(parts[0].samples) if compared else nullcontext():
+                begun_s = self._log.begin()
+                loss = self._relaxation.step(parts, self._clip) if self._relaxation is not None else self._step(parts)
             self.steps += 1
             ended_s = time.perf_counter()
             self._log.add(begun_s, ended_s)
@@ -295,9 +297,7 @@ class Trainer:
     def _step(self, parts: Sequence[BatchPart]) -> torch.Tensor:
         first, sharded = self.steps == 0, self.plan.shard == "parameters"
         alike = called_alike(self._composition.model, self._mesh, sharded=sharded) if first else nullcontext()
-        quiet = not (self.plan.priority and self.steps)
-        readings = self._readings.reading(parts[0].samples) if quiet else nullcontext()
-        with alike, readings, self._same_numbers.drawing():
+        with alike, self._same_numbers.drawing():
             loss = self._composition.passes.train(parts)
         self._clip()
         self._composition.update()
