@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -251,12 +252,11 @@ class Keywords:
     """Which entries of a batch of keywords go to a model; if `targeted`, a loss function gets all of them."""
 
     def __init__(self, forward: Callable[..., Any], *, targeted: bool) -> None:
-        try:
+        self._names: set[str] | None = None  # any
+        with suppress(ValueError):  # what torch.jit has compiled has no signature
             found = inspect.signature(forward).parameters.values()
-        except ValueError:  # compiled, by torch.jit say: it takes what it takes
-            found = {}.values()
-        open_ended = not found or any(one.kind is one.VAR_KEYWORD for one in found)
-        self._names = None if open_ended else {one.name for one in found}
+            if not any(one.kind is one.VAR_KEYWORD for one in found):
+                self._names = {one.name for one in found}
         self._targeted = targeted
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
