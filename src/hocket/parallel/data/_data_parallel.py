@@ -1,6 +1,5 @@
 """The model, trained on several ranks at once: each with its part of the batch, all with the same gradients."""
 
-import copy
 import gc
 import itertools
 import warnings
@@ -15,20 +14,23 @@ import torch
 
 from hocket.comm import torch_adapter
 
-from ..batches import BatchShard, divided_by, divisors, tensors_in
+from ..batches import BatchShard, divided_by, tensors_in
 from ..batches import batch as _batch
 from ..mesh import World, in_turn
-from ..state import FlatBundles, broadcast_tensors, check_model, is_excluded, keepers
+from ..state import broadcast_tensors, check_model, is_excluded, keepers
 from ._apart import Apart, kept_in, look_apart
 from ._batch_norm import SynchronisedBatchNorm
 from ._exchanged import ExchangedSamples
-from ._forward_state import buffers_apart, sizes_of_buffers, tell
 from ._hooks import WatchedHooks, scale_gradients
+from ._input_gradients import InputGradients
+from ._left_out import LeftOutBatches
 from ._loss_weight import LossWeights
+from ._model_buffers import ModelBuffers
 from ._outside import OutsideModules
 from ._reducer import GradientReducer
 from ._replica_marks import ReplicaMarks
 from ._sample_numbers import Draws, SampleNumbers, draws_apart
+from ._stands_for import StandsForModule
 
 _serial = itertools.count()
 _living: "weakref.WeakSet[DataParallel]" = weakref.WeakSet()
@@ -38,7 +40,7 @@ _LOOKS, _BATCHES, _LOOKS_AGAIN = 2, 8, 3
 """Losses that are looked at, batches in which they are waited for, and how often that is done anew for new losses."""
 
 
-class DataParallel(torch.nn.Module):
+class DataParallel(StandsForModule):
     """Wraps a model so that `backward()` leaves in every parameter's `.grad` the average over all ranks.
 
     The average is that over the global batch: where a `DistributedLoader` gave this rank a smaller or larger part than
@@ -93,7 +95,7 @@ class DataParallel(torch.nn.Module):
         self._buffers_differ = broadcast_buffers
         # Gradients that other ranks' losses send through batch norm have those ranks' weights.
         self._crosses_ranks = any(isinstance(m, SynchronisedBatchNorm) for m in module.modules())
-        self._bundles = FlatBundles(world)
+        self._model_buffers = ModelBuffers(module, world, broadcast_buffers)
         self._number = next(_serial)
         # Of the first forward passes; None once their loss was looked at.
         self._outputs: deque[list[torch.Tensor]] | None = deque(maxlen=4)
@@ -105,13 +107,11 @@ class DataParallel(torch.nn.Module):
         self._apart: Apart | None = None  # what the model computes for a sample from others, once that was looked at
         self._batches = 0  # that have come
         self._open = False  # whether more may come of a loader
-        self._unused: _batch.Note | None = None  # the latest, while the model was not called with it
-        self._least: int | None = None  # samples of the smallest with which it was; -1 once one was left out
+        self._left_out = LeftOutBatches()
         self._looks = _LOOKS  # at losses that are to come
         self._looks_again = _LOOKS_AGAIN
         self._anew = False  # whether a loss has had another form since, as of what a loop keeps for later
-        self._by_samples: list[torch.Tensor] | None = []  # inputs that get gradients; None once that was told
-        self._means: list[tuple[torch.nn.Module, str]] = []  # buffers that are means over samples
+        self._input_gradients = InputGradients(world.rank)
         self._share = 1.0  # the weight by samples of the latest batch
         self._outside = OutsideModules(lambda: [one.module for one in _living])
         self._forwards = 0
@@ -132,7 +132,7 @@ class DataParallel(torch.nn.Module):
                 list(replicated), list(replicated.values()), world, bucket_bytes, first_bucket_bytes, compression
             )
             self._reducer = reducer
-            reducer.ended = weakref.WeakMethod(self._average_state)
+            reducer.ended = weakref.WeakMethod(self._average_buffers)
             for keeper in keepers(module):
                 keeper.weigh_by(_weight_of(weakref.ref(reducer)))
         _living.add(self)
@@ -153,7 +153,7 @@ class DataParallel(torch.nn.Module):
         if reducer is None or not torch.is_grad_enabled():
             if torch.compiler.is_compiling():
                 return self.module(*args, **kwargs)
-            self._unused = None
+            self._left_out.evaluated()
             _exchanged.end()
             output = self.module(*args, **kwargs)
             if reducer is not None and self._looks and self._open:  # by which the loop may choose samples
@@ -176,7 +176,7 @@ class DataParallel(torch.nn.Module):
         """Get ready for the backward pass of this forward pass; return by what to scale its gradients besides."""
         in_turn("a model of hocket.distribute")
         note = _batch.current(inputs)
-        self._use_batch()
+        self._left_out.used()
         self._part = 0.0 if note is None or not self._losses.looks_at_parts else note.part(inputs)
         share = None if note is None else note.share
         if share is not None and self._outputs is not None and not self._looked:
@@ -189,9 +189,8 @@ class DataParallel(torch.nn.Module):
                 self._numbers.look()
                 self._draws = draws_apart(self.module, inputs, share.samples)
         self._share = 1.0 if share is None else share.weight
-        if self._by_samples is not None and self._batches <= _BATCHES:
-            made = (leaf for one in tensors_in(inputs) for leaf in torch_adapter.leaves(one))
-            self._by_samples = [one for one in made if not isinstance(one, torch.nn.Parameter)]
+        if self._batches <= _BATCHES:
+            self._input_gradients.given(inputs)
         self._check_parameters()
         # Where passes on several batches meet in one back-propagation, each has its samples' weight.
         self._latest = note if not reducer.awaits_backward or self._latest is note else None
@@ -339,43 +338,10 @@ class DataParallel(torch.nn.Module):
 
     def send_buffers(self) -> None:
         """Broadcast rank 0's buffers to all ranks; a collective operation."""
-        # Sent even if they seem unchanged: batch norm writes its statistics without raising their version counters, and
-        # ranks would have to agree on it first, which costs as much as sending what most models have.
-        self._bundles.broadcast(self.module.buffers())
+        self._model_buffers.send()
 
-    def _keep_state(self, apart: Apart | None) -> None:
-        """Have buffers averaged that are means over samples; tell of those that no rank has right.
-
-        A collective operation.
-        """
-        mine = {} if apart is None else {one.name: one for one in apart.state}
-        sizes = sizes_of_buffers(self.module) if apart is None and self._broadcast_buffers else {}
-        everyone = self._world.from_all(({name: one.kind for name, one in mine.items()}, sizes))
-        kinds: dict[str, set[str]] = {}
-        for name, kind in (pair for one, _ in everyone for pair in one.items()):
-            kinds.setdefault(name, set()).add(kind)
-        buffers = dict(self.module.named_buffers())
-        others = []
-        for name in sorted(kinds.keys() & buffers.keys()):
-            path, _, local = name.rpartition(".")
-            if "other" in kinds[name]:
-                others += [mine[name]] if name in mine else []
-            elif "mean" in kinds[name] and self._broadcast_buffers:
-                self._means.append((self.module.get_submodule(path), local))
-        others += buffers_apart(self.module, [sizes for _, sizes in everyone])
-        tell(others, 0.0, False, [f"{self._world.size} ranks"], speak=self._world.rank == 0)
-
-    @torch.no_grad()
-    def _average_state(self) -> None:
-        """Make buffers that are means over samples those of the global batch; a collective operation."""
-        for owner, local in self._means:
-            buffer = owner._buffers[local]
-            assert buffer is not None
-            if self._share:
-                buffer.mul_(self._share / self._world.size)
-            else:
-                buffer.zero_()  # a mean over no samples may be no number
-            self._world.all_reduce(buffer)
+    def _average_buffers(self) -> None:
+        self._model_buffers.average(self._share)
 
     def batch_began(self, note: _batch.Note) -> None:
         """Take the batch's weight, for losses that are computed by other methods of the model than forward.
@@ -385,7 +351,7 @@ class DataParallel(torch.nn.Module):
         """
         if self._reducer is None or note.share is None:
             return
-        self._tell_left_out(note)
+        self._left_out.next(note)
         self._outside.watch()
         self._open = True
         self._batches += 1
@@ -429,32 +395,10 @@ class DataParallel(torch.nn.Module):
 
     def batches_ended(self) -> None:
         """Look no more at what is computed: these are no batches of a loader."""
-        self._tell_left_out(None)
+        self._left_out.next(None)
         self._open = False
         _exchanged.end()
         self._tell_sizes(None)
-
-    def _use_batch(self) -> None:
-        if self._unused is not None and self._unused.share is not None:
-            samples = self._unused.share.samples
-            self._least = samples if self._least is None else min(self._least, samples)
-        self._unused = None
-
-    def _tell_left_out(self, note: _batch.Note | None) -> None:
-        """Warn if the first batch that the loop leaves out is smaller than all that it took; another one comes."""
-        left, self._unused = self._unused, note
-        if left is None or left is note or left.share is None or self._least is None:
-            return
-        smaller, self._least = left.share.samples < self._least, -1
-        if not smaller:
-            return
-        warnings.warn(
-            f"the loop has left out a batch of which this rank has {left.share.samples} samples, fewer than of those "
-            f"that it trained with: if it goes by len(batch), one device, whose batch has {left.share.total}, may "
-            "not leave it out, and where ranks differ they wait for each other: decide by hocket.total(len(batch)), or "
-            "say drop_last=True",
-            stacklevel=5,
-        )
 
     def backward_begins(self, roots: list[torch.Tensor]) -> None:
         """Weigh this rank's gradients by what its loss divides by, where its graph tells; a collective operation.
@@ -462,7 +406,7 @@ class DataParallel(torch.nn.Module):
         A mean over samples comes out with the weight that it has anyway; one over tokens with the right one.
         """
         note, reducer = self._latest, self._reducer
-        self._use_batch()
+        self._left_out.used()
         if self._looks:
             _exchanged.end()
         if reducer is None:
@@ -489,7 +433,7 @@ class DataParallel(torch.nn.Module):
         if self._outputs is not None and (self._outputs or not self._looked):
             self._losses.check_first(roots[0], self._outputs, self._kept, self._made, note.share, self._apart)
             if not self._looked:
-                self._keep_state(self._apart)
+                self._model_buffers.find(self._apart)
             self._outputs, self._kept, self._looked = None, [], True
         if self._looks:
             self._looks -= 1
@@ -497,9 +441,7 @@ class DataParallel(torch.nn.Module):
             if not any(one._waits for one in _living):
                 _exchanged.forget()
         self._outside.compare(roots[0], self._world)
-        if self._by_samples:
-            leaves, self._by_samples = self._by_samples, []
-            self._tell_by_samples("the .grad that backward() gives an input", roots[0], leaves)
+        self._input_gradients.backward(roots[0], note.share)
         if note.stated:
             self._losses.stated(roots[0], self._made, note.weight, note.share.samples)
             self._anew |= self._losses.is_new and not self._looks
@@ -558,27 +500,7 @@ class DataParallel(torch.nn.Module):
                 "loss.backward() and read parameter.grad; or, if gradients by this rank's own samples are meant (one "
                 "task of meta-learning, say), do it inside `with model.no_sync():`"
             )
-        if len(outputs) == 1:
-            self._tell_by_samples("torch.autograd.grad", outputs[0], inputs)
-        # What asks for gradients so (a penalty of them, a score) has inputs require them for it, and reads no .grad.
-        self._by_samples = self._by_samples and [one for one in self._by_samples if all(one is not x for x in inputs)]
-
-    def _tell_by_samples(self, what: str, output: torch.Tensor, leaves: Sequence[torch.Tensor]) -> None:
-        """Warn of a mean's gradient by samples, on one rank."""
-        share = None if self._latest is None else self._latest.share
-        if share is None or self._world.rank or not 0 < share.samples < share.total or output.numel() != 1:
-            return
-        if not any(one.is_leaf and one.dim() and len(one) == share.samples for one in leaves):
-            return
-        if any(count and count % share.samples == 0 for count in divisors(output, share.samples)):
-            self._by_samples = None
-            warnings.warn(
-                f"{what} is what a mean over this rank's {share.samples} samples changes by each of them: "
-                f"{share.total / share.samples:g} times that of one device, whose mean is over {share.total} (the sign "
-                "is the same). Take torch.autograd.grad of a sum, which is the same on any number of ranks, or of "
-                "outputs with grad_outputs of ones",
-                stacklevel=5,
-            )
+        self._input_gradients.asked(outputs, inputs, None if self._latest is None else self._latest.share)
 
     def _weigh(self, reducer: GradientReducer, note: _batch.Note | None) -> float:
         """Set the weight of the coming gradients; return by what to scale those of this forward pass besides.
@@ -606,67 +528,6 @@ class DataParallel(torch.nn.Module):
                 "samples for this rank; call backward() in between, make the batches larger, or drop the last ones"
             )
         return weight / reducer.weight
-
-    # --- looks like the model itself --------------------------------------------------------------------------------
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name == "module":
-                raise
-            return getattr(self.module, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        module = self.__dict__.get("_modules", {}).get("module")
-        if module is None or name in self.__dict__ or hasattr(type(self), name) or not hasattr(module, name):
-            super().__setattr__(name, value)
-        else:
-            setattr(module, name, value)
-
-    def __len__(self) -> int:
-        return len(self.module)  # type: ignore[arg-type]
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.module[key]  # type: ignore[index]
-
-    def __iter__(self) -> Iterator[Any]:
-        module: Any = self.module
-        return iter(module)
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Module:
-        return copy.deepcopy(self.module, memo)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _itself, (self.module,)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the model's state, under the model's own names."""
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load the model's state, under the model's own names; every rank must load the same."""
-        return self.module.load_state_dict(*args, **kwargs)
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Return the model's parameters, under its own names."""
-        return self.module.named_parameters(*args, **kwargs)
-
-    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return the model's buffers, under its own names."""
-        return self.module.named_buffers(*args, **kwargs)
-
-    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Module]]:
-        """Return the model's modules, under its own names."""
-        modules: Iterator[tuple[str, torch.nn.Module]] = self.module.named_modules(*args, **kwargs)
-        return modules
-
-    def get_submodule(self, target: str) -> torch.nn.Module:
-        """Return a module of the model by the model's own name for it."""
-        return self.module.get_submodule(target)
 
 
 def living() -> list[DataParallel]:
@@ -720,10 +581,6 @@ def _weight_of(reference: weakref.ref[GradientReducer]) -> Callable[[], float]:
         return 1.0 if reducer is None else reducer.weight
 
     return weight
-
-
-def _itself(module: torch.nn.Module) -> torch.nn.Module:
-    return module
 
 
 @contextmanager
