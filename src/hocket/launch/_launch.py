@@ -35,7 +35,7 @@ from ._failure import (
     read_left,
 )
 from ._job import PASSED_ON, SAVED, SAVED_MARK, Job
-from ._listener import EndingSignals, FailedRank, Interrupted, JobListener, Streams
+from ._listener import EndingSignals, FailedRank, Interrupted, JobListener, Streams, time_to_end
 from ._local import run_here
 from ._merge import Merger, RankStream
 from ._run_directory import RUN_VARIABLE, LaunchDirectory, worth_saying
@@ -534,4 +534,4 @@ class _RunningJob(JobListener):
             self.say(f"starting all ranks again: restart {allowed - restarts_left + 1} of {allowed}")
 
     def ending(self, number: signal.Signals, grace_s: int) -> None:
-        self.say(f"{number.name}: the ranks have {grace_s} s to end; once more ends them at once")
+        self.say(time_to_end(number, grace_s))
