@@ -27,6 +27,7 @@ from ._failure import (
     ArgumentError,
     JobEnded,
     LaunchError,
+    MemoryKills,
     RankFailure,
     describe,
     has_raised,
@@ -334,7 +335,7 @@ class _RunningJob(JobListener):
         self._look_s = 0.0  # when to look again which of several hosts' ranks have come
         self.saved_file = os.path.join(job.directory, "saved")
         self._outputs = {"stdout": out, "stderr": err}
-        self._began_s = time.time()
+        self._began_s, self._kills = time.time(), MemoryKills.now()
         self._deadline_s = None if arguments.timeout_s is None else time.monotonic() + arguments.timeout_s
 
     def say(self, *lines: str, style: str = "bold") -> None:
@@ -374,7 +375,7 @@ class _RunningJob(JobListener):
             self.say(self._directory.kept())
 
     def _describe(self, failures: Sequence[RankFailure]) -> None:
-        title, *lines = describe(failures, self._began_s)
+        title, *lines = describe(failures, self._began_s, self._kills)
         self.say(title, style="bold red")
         self._outputs["stderr"].lines(b"", [line.encode(errors="replace") for line in lines])
         if self._directory is not None:
@@ -451,7 +452,7 @@ class _RunningJob(JobListener):
     def started(self, attempt: int, ranks: list[Child]) -> None:
         self.restarts = attempt
         self.failures, self._raised = (), {}
-        self._began_s = time.time()
+        self._began_s, self._kills = time.time(), MemoryKills.now()
         self._children = ranks
         for child in self._children:
             self._job.add_rank(child.pid)
