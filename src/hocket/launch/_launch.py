@@ -201,7 +201,8 @@ def _open_directory(arguments: LaunchArguments) -> LaunchDirectory | None:
     suffix = f"-node{node}" if node or arguments.label else ""
     try:
         new = arguments.one_host and not arguments.run_dir_given and not arguments.label
-        directory = LaunchDirectory(arguments.run_dir, suffix, new=new)
+        shared = not arguments.one_host and str(arguments.flags.rdzv_backend) != "static"  # node ranks come later there
+        directory = LaunchDirectory(arguments.run_dir, suffix, new=new, shared=shared)
         directory.began(
             target=arguments.target, arguments=arguments.arguments, environment=arguments.environment,
             nproc=arguments.nproc, hosts=dict(arguments.hosts) or str(arguments.flags.nnodes).removeprefix("1:"),
