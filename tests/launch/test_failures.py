@@ -499,15 +499,24 @@ def test_who_never_came_is_the_headline_and_not_who_waited(launched: Any, script
 
 
 @pytest.mark.parametrize(
-    ("way", "place"), [("sys.exit(0)", r" \(\S+\.py:\d+\)"), ("os._exit(0)", "")], ids=["exit", "at once"]
+    ("way", "place"),
+    [
+        ("sys.exit(0)", r" \(\S+\.py:\d+\)"),
+        ("os._exit(0)", ""),
+        # Its process still ends when the other's failure ends all, as on a busy machine.
+        ("atexit._clear(); atexit.register(time.sleep, 30); atexit.register(leave); sys.exit(0)", r" \(\S+\.py:\d+\)"),
+        ("atexit._clear(); atexit.register(time.sleep, 30); atexit.register(leave); break", ""),
+    ],
+    ids=["exit", "at once", "slowly", "slowly at the end"],
 )
 @pytest.mark.parametrize("flags", [(), ("--max-restarts=1",)], ids=["alone", "elastic"])
 def test_a_rank_that_ends_well_while_others_train_is_the_headline(
     hocket_forked: Any, script: Any, tmp_path: Path, way: str, place: str, flags: Any
 ) -> None:
     source = f"""
-import os, sys, torch
+import atexit, os, sys, time, torch
 torch.distributed.init_process_group("hocket")
+leave = torch.distributed.destroy_process_group
 for step in range(3):
     if step == 2 and os.environ["RANK"] == "1":
         {way}

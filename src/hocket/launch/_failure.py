@@ -294,12 +294,31 @@ def has_raised(error_file: str) -> bool:
         return False
 
 
-def read_left(path: str) -> str | None:
-    """Return the line at which a rank has ended well, if its worker has told it."""
+def read_left(path: str) -> tuple[float, str | None] | None:
+    """Return when, in seconds since the epoch, and at which line a rank's program has ended well, if it has told."""
     try:
-        return Path(path).read_text() or None
+        time_s, _, place = Path(path).read_text().partition(" ")
+        return float(time_s), place or None
     except (OSError, ValueError):
         return None
+
+
+def without_left(
+    failures: Sequence[RankFailure], told: Mapping[int, tuple[float, str | None]]
+) -> tuple[list[RankFailure], dict[int, tuple[float, str | None]]]:
+    """Return failures without the ranks that had left, and those ranks with what they have `told` (`read_left`).
+
+    A rank's program may be over, so that others wait for it in vain, while its process still ends; then our SIGTERM
+    for all meets it. Its program was over before the others raised, which no program that heeds SIGTERM is.
+    """
+    raised_s = min((one.failed_s for one in failures if one.error), default=0.0)
+    named = {rank for one in failures for rank in one.culprits}
+    left = {
+        one.rank: told[one.rank]
+        for one in failures
+        if one.signal and not one.error and one.rank in named and told.get(one.rank, (raised_s,))[0] < raised_s
+    }
+    return [one for one in failures if one.rank not in left], left
 
 
 def _read_fault_file(path: str) -> str | None:

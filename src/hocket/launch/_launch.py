@@ -34,6 +34,7 @@ from ._failure import (
     in_order,
     read_failure,
     read_left,
+    without_left,
 )
 from ._job import PASSED_ON, SAVED, SAVED_MARK, Job
 from ._listener import EndingSignals, FailedRank, Interrupted, JobListener, Streams, time_to_end
@@ -524,12 +525,14 @@ class _RunningJob(JobListener):
         faults = os.path.join(self._job.directory, "fault-")
         read = [read_failure(one, ended_s.get(one.rank, time.time()), f"{faults}{one.pid}") for one in failures]
         failed = {one.rank for one in failures}
+        told = {child.rank: read_left(f"{self._job.directory}/left-{child.pid}") for child in self._children}
+        read, over = without_left(read, {rank: one for rank, one in told.items() if one})
         left = {
-            child.rank: (ended_s[child.rank], read_left(f"{self._job.directory}/left-{child.pid}"))
+            child.rank: (ended_s[child.rank], (told[child.rank] or (0.0, None))[1])
             for child in self._children
             if child.rank in ended_s and child.rank not in failed
         }
-        self.failures = in_order(read, self._arguments.grace_s, left)
+        self.failures = in_order(read, self._arguments.grace_s, {**left, **over})
         if restarts_left > 0:
             self._describe(self.failures)
             allowed = self._arguments.flags.max_restarts
