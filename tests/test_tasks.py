@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -320,6 +321,32 @@ def test_a_script_started_by_mpirun_or_srun_trains_once(launcher: list[str], tmp
     # In float64 the mean over 4 rows may be summed in another order: 12 digits hold.
     for line in ran.stdout.splitlines():
         assert line.split()[2:] == number
+
+
+@pytest.mark.parametrize(
+    ("before", "found"),
+    [
+        ("true", "have its loopback interface brought up"),
+        ("ip link set lo up", "127.0.0.1"),
+        ("ip link set lo up; ip address del 127.0.0.1/8 dev lo", "::1"),
+    ],
+)
+def test_tasks_of_one_host_meet_at_an_address_that_answers(before: str, found: str) -> None:
+    """As in a sandbox without a network: torch tries 127.0.0.1 for minutes, whether it is there or not."""
+    inside = ["unshare", "--map-root-user", "--net", "sh", "-c"]
+    tools = all(map(shutil.which, ("unshare", "ip")))
+    if not tools or subprocess.run([*inside, "ip link set lo up"], check=False, capture_output=True).returncode:
+        pytest.skip("needs unshare and ip, and a kernel that makes user namespaces")
+    source = """
+from hocket import _tasks
+try:
+    print(_tasks.meeting_place(_tasks.LaunchedTask("mpirun", 0, 2, 0, 2, "job", "127.0.0.1"))[0])
+except _tasks.TasksError as error:
+    print(error)
+"""
+    command = f"{before}; exec {shlex.join([sys.executable, '-c', source])}"
+    ran = subprocess.run([*inside, command], capture_output=True, text=True, check=True, timeout=deadline(60))
+    assert found in ran.stdout
 
 
 def test_who_connects_and_says_nothing_or_little_keeps_no_task_out() -> None:

@@ -24,6 +24,26 @@ def memory() -> tuple[int, int]:
     return total, free
 
 
+def kernel_kills() -> tuple[int | None, int | None]:
+    """Return how many processes the kernel has killed for want of memory: of this control group, and of the machine.
+
+    None: the kernel does not tell.
+    """
+    own = None
+    for group in _control_groups("memory"):
+        for name in ("memory.events", "memory.oom_control"):  # of version 2, and 1
+            if own is None:
+                own = _count(group / name)
+    return own, _count(Path("/proc/vmstat"))
+
+
+def _count(path: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        counts = dict(line.split() for line in path.read_text().splitlines())
+        return int(counts["oom_kill"]) if "oom_kill" in counts else None
+    return None
+
+
 def usable_cores() -> int:
     """Return how many cores' time this process has, at least 1: those that it may run on, or fewer by a quota."""
     mine, quota = len(os.sched_getaffinity(0)), quota_cores()

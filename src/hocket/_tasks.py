@@ -227,10 +227,29 @@ def meeting_place(tasks: LaunchedTask) -> tuple[str, str]:
         address, port = address or _LOCAL, port or str(_free_port())
     elif address is None and tasks.host is None:
         address, port = _agree_by_mpi(tasks)
+    if address is None and tasks.host == _LOCAL and tasks.size > 1:
+        address = _local_address()
     address = address or reachable(tasks.host or "")
     if port is None:
         port = str(_agree(replace(tasks, host=address)))
     return address, port
+
+
+def _local_address() -> str:
+    """Return an address at which tasks of this host reach each other: all of them find the same.
+
+    Raises:
+        TasksError: There is none; torch would try 127.0.0.1 for minutes.
+    """
+    for address in dict.fromkeys((_LOCAL, "::1", _own_address(socket.gethostname()))):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with contextlib.suppress(OSError), socket.create_server((address, 0), family=family) as server:
+            socket.create_connection(server.getsockname()[:2], timeout=_REPLY_S).close()
+            return address
+    raise TasksError(
+        "the tasks of this host cannot reach each other: neither 127.0.0.1 nor ::1 nor an address of its own answers; "
+        "have its loopback interface brought up (ip link set lo up), or start the script with `hocket run`"
+    )
 
 
 def expand_hosts(text: str) -> Iterator[str]:

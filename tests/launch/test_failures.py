@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from hocket import _limits
 from hocket._sweep import job_of, stat_of
 from hocket.comm.shm import state_of
-from hocket.launch import _listener, _worker
-from hocket.launch._failure import RankFailure, describe, of_processes, read_failure
+from hocket.launch import _failure, _listener, _worker
+from hocket.launch._failure import MemoryKills, RankFailure, describe, of_processes, read_failure
 from hocket.launch._listener import FailedRank
 from hocket.launch._merge import Merger
 from hocket.testing import deadline
@@ -226,6 +227,74 @@ def test_a_killed_rank_comes_before_those_that_complain_of_it(
     assert ran.result.exit_code == 137
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "killed", "said"),
+    [
+        ((3, 5), (3, 5), True, "not from the kernel"),
+        ((3, 5), (3, 6), True, "on this machine the kernel has killed"),
+        ((3, 5), (3, 6), False, None),  # another's
+        ((3, 5), (4, 6), True, "killed one process here for want of memory: the control group of this job may have"),
+        ((3, 5), (5, 7), False, "killed 2 processes here"),  # a loader's workers
+        ((None, 5), (None, 5), True, "not from the kernel"),
+        ((None, None), (None, None), True, "is often the kernel"),
+    ],
+)
+def test_a_kill_for_want_of_memory_is_told_from_others(
+    monkeypatch: pytest.MonkeyPatch, before: Any, after: Any, killed: bool, said: str | None
+) -> None:
+    monkeypatch.setattr(_failure, "kernel_kills", lambda: after)
+    found = MemoryKills(*before).since(killed)
+    assert (found is None) if said is None else said in str(found)
+
+
+@pytest.mark.parametrize(
+    ("line", "name"), [("0::/mine", "memory.events"), ("4:memory:/mine", "memory.oom_control"), ("0::/mine", None)]
+)
+def test_the_kernel_s_count_is_that_of_the_control_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, name: str | None
+) -> None:
+    monkeypatch.setattr(_limits, "_GROUPS", tmp_path)
+    monkeypatch.setattr(_limits, "_OWN_GROUPS", tmp_path / "own")
+    (tmp_path / "own").write_text(f"{line}\n")
+    root = tmp_path if line.startswith("0") else tmp_path / "memory"
+    (root / "mine").mkdir(parents=True)
+    if name is not None:
+        (root / name).write_text("oom_kill 9\n")
+        (root / "mine" / name).write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    group, machine = _limits.kernel_kills()
+    assert group == (None if name is None else 2)
+    assert machine is None or machine >= 0
+
+
+@pytest.fixture
+def small_group() -> Any:
+    """A control group of 1 GiB, where this user may make one."""
+    root = Path("/sys/fs/cgroup/memory")  # version 1, which moves a process without further ado
+    group = root / f"hocket-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(1 << 30))
+    except OSError as error:
+        pytest.skip(f"no control group of memory can be made here: {error}")
+    yield group
+    group.rmdir()
+
+
+def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_said_to_be(
+    hocket: Any, script: Any, small_group: Path
+) -> None:
+    path = script(failing("kept = [os.urandom(1) * (1 << 26) for _ in range(40)]"))
+
+    def enter() -> None:
+        (small_group / "tasks").write_text(str(os.getpid()))
+
+    process = hocket("run", "-n", "2", path, preexec_fn=enter)
+    _, err = process.communicate(timeout=deadline(60))
+    assert process.returncode == 137, err
+    assert "rank 1 failed first: killed by SIGKILL" in err
+    assert "killed one process here for want of memory: the control group of this job may have 1.0 GiB" in err
+
+
 def test_a_rank_that_will_not_end_is_killed_after_the_grace(launched: Any, script: Any) -> None:
     source = """
     import os, pathlib, signal, time
@@ -430,15 +499,24 @@ def test_who_never_came_is_the_headline_and_not_who_waited(launched: Any, script
 
 
 @pytest.mark.parametrize(
-    ("way", "place"), [("sys.exit(0)", r" \(\S+\.py:\d+\)"), ("os._exit(0)", "")], ids=["exit", "at once"]
+    ("way", "place"),
+    [
+        ("sys.exit(0)", r" \(\S+\.py:\d+\)"),
+        ("os._exit(0)", ""),
+        # Its process still ends when the other's failure ends all, as on a busy machine.
+        ("atexit._clear(); atexit.register(time.sleep, 30); atexit.register(leave); sys.exit(0)", r" \(\S+\.py:\d+\)"),
+        ("atexit._clear(); atexit.register(time.sleep, 30); atexit.register(leave); break", ""),
+    ],
+    ids=["exit", "at once", "slowly", "slowly at the end"],
 )
 @pytest.mark.parametrize("flags", [(), ("--max-restarts=1",)], ids=["alone", "elastic"])
 def test_a_rank_that_ends_well_while_others_train_is_the_headline(
     hocket_forked: Any, script: Any, tmp_path: Path, way: str, place: str, flags: Any
 ) -> None:
     source = f"""
-import os, sys, torch
+import atexit, os, sys, time, torch
 torch.distributed.init_process_group("hocket")
+leave = torch.distributed.destroy_process_group
 for step in range(3):
     if step == 2 and os.environ["RANK"] == "1":
         {way}

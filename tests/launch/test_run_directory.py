@@ -133,6 +133,36 @@ exec sh -c "$*"
 """
 
 
+def test_a_directory_in_which_another_run_has_not_ended_is_not_taken(
+    hocket: Any, script: Any, tmp_path: Path, wait_until: Any
+) -> None:
+    ready = tmp_path / "ready"
+    waits = script(f"import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(60)", "waits.py")
+    ends = script("print('well')", "ends.py")
+    first = hocket("run", "-n", "1", "--run-dir", "kept", waits, cwd=tmp_path, env=environment())
+    wait_until(ready.exists)
+    for flags, more in (("--run-dir", "kept"), {}), ((), {"HOCKET_RUN_DIR": str(tmp_path / "kept")}):
+        second = hocket("run", "-n", "1", *flags, ends, cwd=tmp_path, env=environment(**more))
+        out, err = second.communicate(timeout=deadline(60))
+        assert (second.returncode, out) == (1, "")
+        assert "another run, which has not ended, is kept there; name another with --run-dir" in err
+    assert json.loads((tmp_path / "kept" / "run.json").read_text())["target"].endswith("waits.py")
+    first.kill()
+    first.wait()
+    again = hocket("run", "-n", "1", "--run-dir", "kept", ends, cwd=tmp_path, env=environment())
+    assert again.communicate(timeout=deadline(60))[0] == "well\n"
+
+
+def test_a_lock_of_another_host_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = LaunchDirectory(str(tmp_path / "kept"))
+    (tmp_path / "kept" / "run.json").write_text('{"host": {"host": "elsewhere"}}')
+    monkeypatch.setattr("hocket.launch._run_directory.time.sleep", lambda _: held.ended())
+    LaunchDirectory(str(tmp_path / "kept")).ended()
+    hosts = [LaunchDirectory(str(tmp_path / "shared"), shared=True) for _ in range(2)]  # c10d: none has a number yet
+    for host in hosts:
+        host.ended()
+
+
 def test_hosts_without_a_shared_disk_send_what_they_kept(hocket: Any, script: Any, tmp_path: Path) -> None:
     shared, other, ssh = tmp_path / "runs", tmp_path / "runs of b", tmp_path / "ssh"
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], check=False).returncode != 0:

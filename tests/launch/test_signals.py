@@ -18,6 +18,7 @@ import pytest
 from hocket import _sweep
 from hocket.launch._clean import sweep_abandoned
 from hocket.launch._job import Job, is_abandoned, new_job_name
+from hocket.launch._listener import Notices
 from hocket.testing import deadline
 
 # Each rank starts a child in its own session, one in a session apart, and one by fork alone, as data loaders do.
@@ -97,6 +98,49 @@ def test_a_request_to_terminate_is_passed_on(job: Any, running: Any) -> None:
     process.communicate(timeout=deadline(60))
     assert process.returncode == 143
     assert running() == []
+
+
+SAVES = """
+import os, pathlib, signal, sys, time
+here = pathlib.Path(os.environ["HOCKET_TEST"])
+def save(number, frame):
+    time.sleep(1.0)
+    here.joinpath("saved" + os.environ["RANK"]).touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+here.joinpath("ready" + os.environ["RANK"]).touch()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("flags", [(), ("--max-restarts", "1")])
+def test_a_request_to_terminate_that_is_sent_twice_leaves_ranks_their_time(
+    hocket: Any, script: Any, tmp_path: Path, wait_until: Any, running: Any, flags: tuple[str, ...]
+) -> None:
+    """As timeout(1) sends it, to its child and to the group, and Slurm at a time limit, to the step and by srun."""
+    process = hocket("run", "-n", "2", *flags, script(SAVES))
+    wait_until(lambda: all((tmp_path / f"ready{rank}").exists() for rank in (0, 1)))
+    process.send_signal(signal.SIGTERM)
+    while "SIGTERM: the ranks have 10 s to end; once more after 5 s ends them at once" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=deadline(60))
+    assert process.returncode == 143
+    assert all((tmp_path / f"saved{rank}").exists() for rank in (0, 1))
+    assert running() == []
+
+
+def test_notices_are_new_after_a_while_and_of_other_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr("hocket.launch._listener.time.monotonic", lambda: now_s[0])
+    notices, told = Notices(), []
+    for at_s, number in (
+        (0.0, signal.SIGTERM), (0.1, signal.SIGTERM), (0.2, signal.SIGINT), (0.3, signal.SIGINT), (0.7, signal.SIGINT),
+        (4.9, signal.SIGTERM), (5.1, signal.SIGTERM),
+    ):  # fmt: skip
+        now_s[0] = at_s
+        told.append(notices.are_new(number))
+    assert told == [True, False, True, False, True, False, True]
 
 
 def test_under_nohup_a_job_outlives_its_terminal(hocket: Any, script: Any, tmp_path: Path, wait_until: Any) -> None:

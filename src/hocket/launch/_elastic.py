@@ -10,8 +10,10 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -28,7 +30,7 @@ from ._arguments import LaunchArguments
 from ._child import Child
 from ._failure import ArgumentError
 from ._job import PASSED_ON, blocked
-from ._listener import FailedRank, Interrupted, JobListener, StoppedRanks, to_handle
+from ._listener import FailedRank, Interrupted, JobListener, Notices, StoppedRanks, to_handle
 from ._meeting import Meeting, meet, not_met
 
 _LOOK_S = 0.1
@@ -187,16 +189,30 @@ class _Agent(LocalElasticAgent):
         self._listener = listener
         self._grace_s = grace_s
         self._interrupted = False
+        self._notices = Notices()
         self._stopped = StoppedRanks(timeout_s)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         with blocked([PASSED_ON, signal.SIGINT]):  # a rank lets them come once it can mind them
             started: dict[int, Any] = super()._start_workers(worker_group)
+        self._hear_once()
         context: Any = self._pcontext
         processes = {number: handler.proc for number, handler in context.subprocess_handlers.items()}
         ranks = [Child(one.global_rank, processes[one.local_rank]) for one in worker_group.workers]
         self._listener.started(worker_group.spec.max_restarts - self._remaining_restarts, ranks)
         return started
+
+    def _hear_once(self) -> None:
+        """Keep from elastic's handlers, which it has just set, what is no new signal."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for name in to_handle(os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"]):
+            if callable(handler := signal.getsignal(getattr(signal, name.strip()))):
+                signal.signal(getattr(signal, name.strip()), partial(self._hear, handler))
+
+    def _hear(self, handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> None:
+        if self._notices.are_new(number):
+            handler(number, frame)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._listener.check()

@@ -7,6 +7,9 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
+
+from hocket._limits import kernel_kills, memory
 
 from ._listener import FailedRank
 
@@ -149,12 +152,53 @@ def _is_ours(failure: RankFailure, failures: Sequence[RankFailure], first_end_s:
     )
 
 
-def describe(failures: Sequence[RankFailure], began_s: float) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class MemoryKills:
+    """How often the kernel has killed for want of memory, as its counters say at one moment; None if it does not."""
+
+    group: int | None = None  # of this process's control group
+    machine: int | None = None
+
+    @classmethod
+    def now(cls) -> Self:
+        return cls(*kernel_kills())
+
+    def since(self, killed: bool) -> str | None:
+        """Return what has come of want of memory since that moment; `killed` says whether a rank's SIGKILL is sought.
+
+        Other users' processes count for the machine, hence only where such an end is to be explained.
+        """
+        now = MemoryKills.now()
+        if self.group is not None and now.group is not None and now.group > self.group:
+            number = now.group - self.group
+            processes = f"{number} processes" if number > 1 else "one process"
+            return (
+                f"The kernel killed {processes} here for want of memory: the control group of this job may have "
+                f"{memory()[0] / 2**30:.1f} GiB. Let it have more, start fewer ranks on this host, or take smaller "
+                "batches."
+            )
+        if not killed:
+            return None
+        if self.machine is None or now.machine is None:
+            return "SIGKILL without a word is often the kernel running out of memory; `dmesg` tells."
+        if now.machine > self.machine:
+            return (
+                "SIGKILL without a word: on this machine the kernel has killed for want of memory meanwhile; `dmesg` "
+                "tells whom. Start fewer ranks on this host, or take smaller batches."
+            )
+        return (
+            "SIGKILL without a word, and not from the kernel, which has killed nothing for want of memory meanwhile: "
+            "somebody sent it, or a scheduler or a guard of memory (systemd-oomd, Slurm, Kubernetes)."
+        )
+
+
+def describe(failures: Sequence[RankFailure], began_s: float, kills: MemoryKills = MemoryKills()) -> list[str]:
     """Return the lines for people: the first failure in full, then one line for each other, or for those we ended.
 
     Args:
         failures: Failures as `in_order` gives them.
         began_s: When the ranks were started, in seconds since the epoch.
+        kills: What the kernel's counters said then.
     """
     first, *others = failures
     alike = _alike(failures)
@@ -166,10 +210,10 @@ def describe(failures: Sequence[RankFailure], began_s: float) -> list[str]:
         lines.append(first.error)
     elif first.stopped:
         lines.append("`kill -CONT PROCESS` lets a stopped rank go on in time; HOCKET_TIMEOUT=SECONDS gives it longer.")
-    elif first.signal == "SIGKILL":
-        lines.append("SIGKILL without a word is often the kernel running out of memory; `dmesg` tells.")
     elif not first.signal:
         lines.append("It recorded no exception; what it printed is above.")
+    if of_memory := kills.since(killed=len(lines) == 1 and first.signal == "SIGKILL"):
+        lines.append(of_memory)
     for other in others:
         if not other.ended_by_launcher and other.rank not in alike:
             reason = f": {other.error.splitlines()[0]}" if other.error else ""
@@ -250,12 +294,31 @@ def has_raised(error_file: str) -> bool:
         return False
 
 
-def read_left(path: str) -> str | None:
-    """Return the line at which a rank has ended well, if its worker has told it."""
+def read_left(path: str) -> tuple[float, str | None] | None:
+    """Return when, in seconds since the epoch, and at which line a rank's program has ended well, if it has told."""
     try:
-        return Path(path).read_text() or None
+        time_s, _, place = Path(path).read_text().partition(" ")
+        return float(time_s), place or None
     except (OSError, ValueError):
         return None
+
+
+def without_left(
+    failures: Sequence[RankFailure], told: Mapping[int, tuple[float, str | None]]
+) -> tuple[list[RankFailure], dict[int, tuple[float, str | None]]]:
+    """Return failures without the ranks that had left, and those ranks with what they have `told` (`read_left`).
+
+    A rank's program may be over, so that others wait for it in vain, while its process still ends; then our SIGTERM
+    for all meets it. Its program was over before the others raised, which no program that heeds SIGTERM is.
+    """
+    raised_s = min((one.failed_s for one in failures if one.error), default=0.0)
+    named = {rank for one in failures for rank in one.culprits}
+    left = {
+        one.rank: told[one.rank]
+        for one in failures
+        if one.signal and not one.error and one.rank in named and told.get(one.rank, (raised_s,))[0] < raised_s
+    }
+    return [one for one in failures if one.rank not in left], left
 
 
 def _read_fault_file(path: str) -> str | None:

@@ -27,15 +27,17 @@ from ._failure import (
     ArgumentError,
     JobEnded,
     LaunchError,
+    MemoryKills,
     RankFailure,
     describe,
     has_raised,
     in_order,
     read_failure,
     read_left,
+    without_left,
 )
 from ._job import PASSED_ON, SAVED, SAVED_MARK, Job
-from ._listener import EndingSignals, FailedRank, Interrupted, JobListener, Streams
+from ._listener import EndingSignals, FailedRank, Interrupted, JobListener, Streams, time_to_end
 from ._local import run_here
 from ._merge import Merger, RankStream
 from ._run_directory import RUN_VARIABLE, LaunchDirectory, worth_saying
@@ -200,7 +202,8 @@ def _open_directory(arguments: LaunchArguments) -> LaunchDirectory | None:
     suffix = f"-node{node}" if node or arguments.label else ""
     try:
         new = arguments.one_host and not arguments.run_dir_given and not arguments.label
-        directory = LaunchDirectory(arguments.run_dir, suffix, new=new)
+        shared = not arguments.one_host and str(arguments.flags.rdzv_backend) != "static"  # node ranks come later there
+        directory = LaunchDirectory(arguments.run_dir, suffix, new=new, shared=shared)
         directory.began(
             target=arguments.target, arguments=arguments.arguments, environment=arguments.environment,
             nproc=arguments.nproc, hosts=dict(arguments.hosts) or str(arguments.flags.nnodes).removeprefix("1:"),
@@ -334,7 +337,7 @@ class _RunningJob(JobListener):
         self._look_s = 0.0  # when to look again which of several hosts' ranks have come
         self.saved_file = os.path.join(job.directory, "saved")
         self._outputs = {"stdout": out, "stderr": err}
-        self._began_s = time.time()
+        self._began_s, self._kills = time.time(), MemoryKills.now()
         self._deadline_s = None if arguments.timeout_s is None else time.monotonic() + arguments.timeout_s
 
     def say(self, *lines: str, style: str = "bold") -> None:
@@ -374,7 +377,7 @@ class _RunningJob(JobListener):
             self.say(self._directory.kept())
 
     def _describe(self, failures: Sequence[RankFailure]) -> None:
-        title, *lines = describe(failures, self._began_s)
+        title, *lines = describe(failures, self._began_s, self._kills)
         self.say(title, style="bold red")
         self._outputs["stderr"].lines(b"", [line.encode(errors="replace") for line in lines])
         if self._directory is not None:
@@ -451,7 +454,7 @@ class _RunningJob(JobListener):
     def started(self, attempt: int, ranks: list[Child]) -> None:
         self.restarts = attempt
         self.failures, self._raised = (), {}
-        self._began_s = time.time()
+        self._began_s, self._kills = time.time(), MemoryKills.now()
         self._children = ranks
         for child in self._children:
             self._job.add_rank(child.pid)
@@ -522,16 +525,18 @@ class _RunningJob(JobListener):
         faults = os.path.join(self._job.directory, "fault-")
         read = [read_failure(one, ended_s.get(one.rank, time.time()), f"{faults}{one.pid}") for one in failures]
         failed = {one.rank for one in failures}
+        told = {child.rank: read_left(f"{self._job.directory}/left-{child.pid}") for child in self._children}
+        read, over = without_left(read, {rank: one for rank, one in told.items() if one})
         left = {
-            child.rank: (ended_s[child.rank], read_left(f"{self._job.directory}/left-{child.pid}"))
+            child.rank: (ended_s[child.rank], (told[child.rank] or (0.0, None))[1])
             for child in self._children
             if child.rank in ended_s and child.rank not in failed
         }
-        self.failures = in_order(read, self._arguments.grace_s, left)
+        self.failures = in_order(read, self._arguments.grace_s, {**left, **over})
         if restarts_left > 0:
             self._describe(self.failures)
             allowed = self._arguments.flags.max_restarts
             self.say(f"starting all ranks again: restart {allowed - restarts_left + 1} of {allowed}")
 
     def ending(self, number: signal.Signals, grace_s: int) -> None:
-        self.say(f"{number.name}: the ranks have {grace_s} s to end; once more ends them at once")
+        self.say(time_to_end(number, grace_s))

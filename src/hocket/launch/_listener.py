@@ -19,6 +19,8 @@ from ._child import Child
 
 _LOOK_S = 1.0  # between two looks for stopped ranks
 _COMPLAIN_S = 5.0  # for ranks that wait for a stopped one to say so themselves: they know the operation
+_SAME_S = 5.0  # in which a signal that comes again is the same notice still
+_SAME_KEY_S = 0.2  # of SIGINT: who presses Ctrl-C twice means it, and takes longer
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -75,6 +77,32 @@ class Interrupted(Exception):
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)
         self.number = number
+
+
+class Notices:
+    """Tells signals that come once more on purpose from those that one sender has sent twice.
+
+    At a time limit Slurm signals all processes of a step, and so does its srun when it is told the same; timeout(1)
+    signals the process that it has started, and then its group.
+    """
+
+    def __init__(self) -> None:
+        self._noted_s: dict[int, float] = {}  # when each signal was last taken for new
+
+    def are_new(self, number: int) -> bool:
+        """Return whether a signal that has come now is no repetition of one that has just come."""
+        now_s = time.monotonic()
+        same_s = _SAME_KEY_S if number == signal.SIGINT else _SAME_S
+        if now_s < self._noted_s.get(number, -math.inf) + same_s:
+            return False
+        self._noted_s[number] = now_s
+        return True
+
+
+def time_to_end(number: signal.Signals, grace_s: float) -> str:
+    """Return what is said of a signal that ends the ranks."""
+    later = "" if number == signal.SIGINT else f" after {_SAME_S:.0f} s"
+    return f"{number.name}: the ranks have {grace_s} s to end; once more{later} ends them at once"
 
 
 class StoppedRanks:

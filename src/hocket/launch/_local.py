@@ -22,7 +22,7 @@ from ._child import Child
 from ._facts import free_port
 from ._failure import LaunchError, of_processes
 from ._job import PASSED_ON, blocked
-from ._listener import FailedRank, Interrupted, JobListener, StoppedRanks, to_handle
+from ._listener import FailedRank, Interrupted, JobListener, Notices, StoppedRanks, to_handle
 
 _INTERVAL_S = 0.1  # torchrun's --monitor-interval
 
@@ -143,10 +143,12 @@ def _signal(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
 
 def _raise_signals() -> None:
     """From here on raise Interrupted when an ending signal comes; `EndingSignals` gives back the handlers."""
+    notices = Notices()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         del frame
-        raise Interrupted(signal.Signals(number))
+        if notices.are_new(number):
+            raise Interrupted(signal.Signals(number))
 
     for name in to_handle("SIGTERM,SIGINT,SIGHUP,SIGQUIT"):
         with suppress(ValueError):  # not the main thread, which alone may set handlers

@@ -13,13 +13,16 @@ Under `--hosts` what hosts have in a directory of their own is brought together 
 
 import contextlib
 import errno
+import fcntl
 import io
 import itertools
 import json
 import os
 import re
+import socket
 import stat
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +38,7 @@ RUN_VARIABLE = "HOCKET_RUN_DIR"  # for the ranks; also where the user says where
 NOWHERE = ("off", "0")  # what says, as that variable or as --run-dir, that no run is kept
 _SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|_KEY$|^KEY$", re.IGNORECASE)
 _WORTH_SAYING = 0.25  # share of the steps' time that a verdict's cause costs
+_DEAD_HOST_S = 100.0  # for file servers to give up the locks of a host that has died
 _OTHERS = (
     "SLURM_", "OMPI_", "PMI", "SKYPILOT_", "RAY_", "PET_", "LANG", "TZ", "USER", "JOB_", "TORCHELASTIC_", "MALLOC_",
     "GLIBC_",
@@ -91,12 +95,13 @@ class LaunchDirectory:
         path: Where; it is made, and may be there already (a job that was queued again goes on in its directory).
         suffix: What the names of this launcher's own files end with, where several share the directory.
         new: Choose another name beside this one should it be taken.
+        shared: Whether several launchers write its files without a suffix, as hosts do that have no numbers.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: It cannot be made, or another run is in it that has not ended.
     """
 
-    def __init__(self, path: str, suffix: str = "", *, new: bool = False) -> None:
+    def __init__(self, path: str, suffix: str = "", *, new: bool = False, shared: bool = False) -> None:
         runs = Path(path).parent
         if new:
             _check_own(runs)
@@ -115,9 +120,35 @@ class LaunchDirectory:
         self._suffix = suffix
         self._facts: dict[str, Any] = {}
         self._lacks: str | None = None  # why something could not be written
+        self._log = self.open(f"hocket{self._suffix}.log")
+        if not shared:
+            self._take()
         if not suffix:
             self.keep_record()
-        self._log = self.open(f"hocket{self._suffix}.log")
+
+    def _take(self) -> None:
+        """Hold this launcher's log as long as it lives: two runs would write one record, and rename each other's.
+
+        The lock of a host that has died goes with its lease, where the directory is shared; so it is waited for.
+        """
+        until_s = time.monotonic() + _DEAD_HOST_S
+        while True:
+            try:
+                fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if self._host() in (None, socket.gethostname()) or time.monotonic() > until_s:
+                    self._log.close()
+                    raise OSError(errno.EBUSY, "another run, which has not ended, is kept there") from None
+            except OSError:  # a file system that knows no locks
+                return
+            time.sleep(1.0)
+
+    def _host(self) -> str | None:
+        """Return the host on which the run that is written down here was started, if one is."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return str(json.loads(Path(self.path, f"run{self._suffix}.json").read_text())["host"]["host"])
+        return None
 
     @property
     def joined(self) -> bool:

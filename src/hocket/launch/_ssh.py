@@ -16,6 +16,7 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any, BinaryIO
 
 from hocket.comm import rendezvous
@@ -28,6 +29,7 @@ from ._facts import switches
 from ._failure import JobEnded, LaunchError
 from ._hosts import BEAT_S, LOST, MARK, passed_on
 from ._job import PASSED_ON, SAVED
+from ._listener import Notices, time_to_end
 from ._merge import Merger, RankStream
 from ._preflight import PORTS, compare, judge, rounds
 from ._run_directory import LaunchDirectory, worth_saying
@@ -114,15 +116,21 @@ class _Signals:
         self.arrived: list[signal.Signals] = []
         self.to_pass_on: list[int] = []  # those that end nothing here
         self._before: dict[signal.Signals, Any] = {}
+        self._notices = Notices()
 
     def __enter__(self) -> "_Signals":
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             if signal.getsignal(number) != signal.SIG_IGN:
-                self._before[number] = signal.signal(number, lambda n, _: self.arrived.append(signal.Signals(n)))
+                self._before[number] = signal.signal(number, self._note)
         self._before[PASSED_ON] = signal.signal(PASSED_ON, lambda number, _: self.to_pass_on.append(number))
         # A launcher that is stopped gives no signs of life, and the hosts would end the job.
         self._before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
         return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self._notices.are_new(number):
+            self.arrived.append(signal.Signals(number))
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
@@ -364,7 +372,7 @@ def _follow(
             return "output-closed", 128 + signal.SIGPIPE
         if signals.arrived:
             number = signals.arrived[0]
-            say(f"{number.name}: the ranks have {arguments.grace_s} s to end; once more ends them at once")
+            say(time_to_end(number, arguments.grace_s))
             _end(hosts, number, arguments.grace_s + _LATE_S, lambda: len(signals.arrived) > 1)
             return "interrupted", 128 + number
         if deadline_s is not None and time.monotonic() > deadline_s:
@@ -398,8 +406,8 @@ def _end(hosts: list[_Host], number: int, grace_s: float, hurry: Callable[[], bo
     while any(host.process.poll() is None for host in hosts) and time.monotonic() < deadline_s:
         if hurry() and not hurried:
             hurried, deadline_s = True, min(deadline_s, time.monotonic() + _LATE_S)
-            for host in hosts:
-                host.tell({"signal": number})
+            for host in hosts:  # another signal, which a host does not take for the first one, however soon it comes
+                host.tell({"signal": signal.SIGTERM if number == signal.SIGQUIT else signal.SIGQUIT})
         time.sleep(0.02)
     for host in hosts:
         assert host.process.stdin is not None

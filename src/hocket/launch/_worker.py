@@ -82,6 +82,7 @@ def main() -> None:
             shown.append(error)
         sys.excepthook(type(error), error, error.__traceback__)
     else:
+        _tell_left(job_directory, None)
         return
     raise SystemExit(1)
 
@@ -136,10 +137,14 @@ def _tell_forked(job_directory: str) -> None:
 
 
 def _tell_left(job_directory: str, trace: TracebackType | None) -> None:
-    """Tell the job at which line this rank ends well: others may still wait for it."""
-    frames = traceback.extract_tb(trace)
+    """Tell the job when and at which line this rank ends well: others may still wait for it.
+
+    Its process may still take its time to end, and be ended meanwhile with the others.
+    """
+    now_s, frames = time.time(), traceback.extract_tb(trace)
+    place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     with contextlib.suppress(OSError), open(f"{job_directory}/left-{os.getpid()}", "w") as file:
-        file.write(f"{frames[-1].filename}:{frames[-1].lineno}")
+        file.write(f"{now_s!r} {place}")
 
 
 def _become(command: list[str]) -> NoReturn:

@@ -108,6 +108,38 @@ def all_fail() -> float:
     return float(trainer.step((x, x)))
 
 
+def all_fail_apart(apart_s: float, slow_s: float) -> str:
+    """What the second rank's error comes to, which is its own and `apart_s` after the first's; then the next step."""
+    torch.manual_seed(0)
+    now = [slow_s]
+
+    def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        time.sleep(now[0])
+        if target.isnan().any():
+            raise ValueError("this sample is damaged")
+        return ((output - target) ** 2).mean()
+
+    model, x = nn.Linear(8, 8), torch.randn(8, 8)
+    trainer = hocket.Trainer(model, loss_fn, torch.optim.SGD(model.parameters(), 0.1), Plan())
+    trainer.step((x, x))
+    now[0] = apart_s if dist.get_rank() else 0.0
+    with pytest.raises(ValueError, match="this sample is damaged"):
+        trainer.step((x, x * torch.nan))
+    now[0] = 0.0
+    try:
+        return f"{float(trainer.step((x, x))):.6f}"
+    except RuntimeError as error:
+        return str(error)
+
+
+def test_errors_of_all_ranks_that_come_apart_are_of_all_where_steps_are_long_and_of_one_where_not() -> None:
+    one, other = run_ranks(all_fail_apart, 2, 3.0, 4.0, timeout_s=90)
+    assert one == other
+    assert float(one) > 0.0
+    for found in run_ranks(all_fail_apart, 2, 6.0, 0.0, timeout_s=90):
+        assert "rank 0 has failed in its step: ValueError: this sample is damaged" in found
+
+
 def test_after_an_error_of_all_ranks_training_goes_on() -> None:
     one, other = run_ranks(all_fail, 2, timeout_s=60)
     assert one == other
