@@ -559,7 +559,8 @@ class DataParallel(torch.nn.Module):
                 "task of meta-learning, say), do it inside `with model.no_sync():`"
             )
         if len(outputs) == 1:
-            self._tell_by_samples("torch.autograd.grad", outputs[0], inputs)
+            with _exchanged.paused():
+                self._tell_by_samples("torch.autograd.grad", outputs[0], inputs)
         # What asks for gradients so (a penalty of them, a score) has inputs require them for it, and reads no .grad.
         self._by_samples = self._by_samples and [one for one in self._by_samples if all(one is not x for x in inputs)]
 
