@@ -23,7 +23,7 @@ from ._apart import Apart, kept_in, look_apart
 from ._batch_norm import SynchronisedBatchNorm
 from ._exchanged import ExchangedSamples
 from ._forward_state import buffers_apart, sizes_of_buffers, tell
-from ._hooks import WatchedHooks, scale_gradients
+from ._hooks import scale_gradients, watched_hooks
 from ._loss_weight import LossWeights
 from ._outside import OutsideModules
 from ._reducer import GradientReducer
@@ -163,7 +163,7 @@ class DataParallel(torch.nn.Module):
             _exchanged.end()
         factor = self._before_forward(reducer, (args, kwargs))
         compiled = torch.compiler.is_compiling() or hasattr(self.module, "_orig_mod")
-        watching = nullcontext() if compiled or self._looked else WatchedHooks()
+        watching = nullcontext() if compiled or self._looked else watched_hooks(self.module)
         with nullcontext() if torch.compiler.is_compiling() else self._numbers.drawing(), watching:
             output = self.module(*args, **kwargs)
         output = self._after_forward(reducer, output, factor)
