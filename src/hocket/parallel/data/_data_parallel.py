@@ -24,6 +24,7 @@ from ._batch_norm import SynchronisedBatchNorm
 from ._exchanged import ExchangedSamples
 from ._forward_state import buffers_apart, sizes_of_buffers, tell
 from ._hooks import scale_gradients, watched_hooks
+from ._later_padding import LaterPadding
 from ._loss_weight import LossWeights
 from ._outside import OutsideModules
 from ._reducer import GradientReducer
@@ -117,7 +118,8 @@ class DataParallel(torch.nn.Module):
         self._forwards = 0
         replicated = {name: parameter for name, parameter in module.named_parameters() if not is_excluded(parameter)}
         self._marks = ReplicaMarks(replicated)
-        self._losses = LossWeights(world, self._marks)
+        self._padding = LaterPadding(module)
+        self._losses = LossWeights(world, self._marks, self._padding)
         _exchanged.reduces = _exchanged.reduces_counts = False
         _exchanged.sizes.forget()
         self._numbers = SampleNumbers(world)
@@ -188,6 +190,10 @@ class DataParallel(torch.nn.Module):
             if self._draws is not None:
                 self._numbers.look()
                 self._draws = draws_apart(self.module, inputs, share.samples)
+        if note is not None and share is not None and self._padding.looks and share.total > 1:
+            judged = self._loss_reduction == "mean" and not self._looked  # by the look at the first batch
+            self._padding.look(inputs, note.alone_like(inputs), share.samples, model=not judged)
+        self._padding.given(inputs)
         self._share = 1.0 if share is None else share.weight
         if self._by_samples is not None and self._batches <= _BATCHES:
             made = (leaf for one in tensors_in(inputs) for leaf in torch_adapter.leaves(one))
@@ -243,6 +249,7 @@ class DataParallel(torch.nn.Module):
         made = tensors_in(output)
         if not torch_adapter.in_backward():  # what a checkpoint computes again is no part of the program's graph
             self._made = torch_adapter.graph_marks(made)
+        self._padding.note(made)
         if self._outputs is not None:
             self._outputs.append(made)
             self._kept = kept_in(self.module)
@@ -484,7 +491,9 @@ class DataParallel(torch.nn.Module):
         if note is None or note.share is None or self._loss_reduction == "sum":
             if note is not None and roots[0].numel() == 1:
                 note.summed = roots[0].detach() if self._loss_reduction == "sum" else None
-            self._marks.compare(self._world)
+            found = 0.0 if note is None or note.share is None else self._padding.number(roots[0], note.share.samples)
+            if self._marks.compare(self._world, found):
+                self._padding.refuse(self._world)
             return
         if self._outputs is not None and (self._outputs or not self._looked):
             self._losses.check_first(roots[0], self._outputs, self._kept, self._made, note.share, self._apart)
