@@ -96,3 +96,22 @@ def test_what_a_loop_computes_from_the_size_of_a_batch_is_right_or_told() -> Non
             else:
                 assert told == [], name
                 assert weights == pytest.approx(alone[name][0], rel=1e-9), name
+
+
+def asked_of_inputs() -> list[Tensor]:
+    """Gradients by samples of a loss that torch divides by their number, while a loop is followed."""
+    model, _, loader = hocket.distribute(nn.Linear(6, 3), None, DataLoader(TensorDataset(torch.ones(16, 6)), 8))
+    found = []
+    for (x,) in loader:
+        out = model(x.requires_grad_())
+        loss = nn.functional.kl_div(out, out.detach(), reduction="batchmean")
+        found += torch.autograd.grad(loss, x, retain_graph=True)
+        loss.backward()
+    return found
+
+
+def test_a_number_of_samples_in_a_loss_whose_gradient_is_asked_for() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a mean over this rank's samples
+        for found in run_ranks(asked_of_inputs, 2):
+            assert [one.shape for one in found] == [(4, 6)] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -200,6 +201,42 @@ def told_of_activations(inside: bool) -> list[bool]:
 @pytest.mark.parametrize("inside", [False, True])
 def test_hooks_on_activations_that_clip_are_told_of(*, inside: bool) -> None:
     assert run_ranks(told_of_activations, 2, inside)[0] == [True, False, False, False]
+
+
+def _changed(hook: Callable[[Tensor], Any], _: Any, gradients: tuple[Tensor], *__: Any) -> Any:
+    changed = hook(gradients[0])
+    return None if changed is None else (changed,)
+
+
+def told_of_layers(before: bool) -> list[str]:
+    """What is told of hooks on a layer's gradients: one that normalises, one that mixes samples, and others."""
+    hooks: list[Callable[[Tensor], Any]] = [
+        lambda g: g / g.norm(), lambda g: g - g.mean(0), lambda g: g - g.mean(1, keepdim=True), lambda g: -g,
+        lambda g: g.clamp(min=0), lambda _: None,
+    ]  # fmt: skip
+    found = []
+    for hook in hooks:
+        model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+        made = functools.partial(_changed, hook)
+        layer = model[1]
+        kept = layer.register_full_backward_pre_hook(made) if before else layer.register_full_backward_hook(made)
+        distributed, _, loader = hocket.distribute(model, None, DataLoader(samples(), batch_size=8))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for x, y in loader:
+                nn.functional.mse_loss(distributed(x), y).backward()
+        found.append(" ".join(str(one.message) for one in told))
+        kept.remove()
+        assert not {**layer._backward_hooks, **layer._backward_pre_hooks}
+    return found
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_hooks_on_layers_that_clip_or_mix_samples_are_told_of(*, before: bool) -> None:
+    normalises, mixes, *others = run_ranks(told_of_layers, 2, before)[0]
+    assert "does not scale with its gradient" in normalises
+    assert "something of other samples'" in mixes
+    assert others == [""] * 4
 
 
 def refused(shard: str, accumulate: int, after: bool) -> str:

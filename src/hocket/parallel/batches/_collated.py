@@ -27,7 +27,7 @@ class Shown(NamedTuple):
     """A batch, and what was seen as it was made; a plain tuple, so that it can be pinned."""
 
     batch: Any
-    mixed: bool = False  # whether samples of the batch have others of it in them
+    mixed: bool | None = False  # whether samples of the batch have others of it in them; None where that was not asked
     alone: Alone | None = None
 
 
@@ -60,9 +60,11 @@ def look_at_collating(collate: Callable[[Any], tuple[Any, bool]], samples: Any) 
         halves = [(0, end // 2), (end // 2, end)]
         for a, b in (*halves, *((i, i + 2) for i in range(end - 1)), *((i, i + 1) for i in range(end))):
             part, _ = collate(copy.deepcopy(again[a:b]))
+            if (begin := place_of(part, b - a, batch, count, a)) is not None:
+                return Shown(batch, alone=Alone(part, begin, begin + b - a))
             for mine, other in _pairs(rows, _rows(part, b - a)):
                 if mine.shape[1:] != other.shape[1:]:
-                    return Shown(batch, alone=Alone(part, a, b))
+                    continue
                 if not _equal(mine[a:b], other) and not all(any(map(_equal, mine, [row] * count)) for row in other):
                     return Shown(batch, mixed=True)
             if not any(_pairs(rows, _rows(part, b - a))):
@@ -70,6 +72,39 @@ def look_at_collating(collate: Callable[[Any], tuple[Any, bool]], samples: Any) 
         return Shown(batch)
     except Exception:  # of a function that takes no part of a batch
         return Shown(batch)
+
+
+def place_of(part: Any, size: int, batch: Any, count: int, begin: int = 0) -> int | None:
+    """Return where in a batch some of its samples begin that are padded otherwise there; None where that is not so.
+
+    They are what they are in the batch but for what is beyond them, at the beginning or the end. One sample may have
+    another place than it was given.
+
+    Args:
+        part: The samples, collated without the others, or beside longer ones.
+        size: How many they are.
+        batch: All of them.
+        count: How many the batch has.
+        begin: Where they were given.
+    """
+    pairs = _pairs(_rows(batch, count), _rows(part, size))
+    if all(mine.shape[1:] == other.shape[1:] for mine, other in pairs):
+        return None
+    places: list[int] = [begin, *(range(count) if size == 1 else ())]
+    for place in places:
+        rows = [(mine[place : place + size], other) for mine, other in pairs]
+        if any(all(_equal(*_common(*row, end=end)) for row in rows) for end in (False, True)):
+            return place
+    return None
+
+
+def _common(one: torch.Tensor, other: torch.Tensor, *, end: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what two tensors have in common: their ends, or else their beginnings."""
+    for dim, sizes in enumerate(zip(one.shape, other.shape, strict=True)):
+        n = min(sizes)
+        one = one.narrow(dim, one.shape[dim] - n if end else 0, n)
+        other = other.narrow(dim, other.shape[dim] - n if end else 0, n)
+    return one, other
 
 
 def alone_like(given: Any, held: Sequence[torch.Tensor | None], alone: Alone | None) -> Alone | None:

@@ -65,7 +65,7 @@ class SharedLoader:
         self._leaves = False  # whether it had left the one before, too, and begun a new epoch then
         self._seed_samples = seed_samples
         self._by_index = loads_by_index(loader)
-        self._alone: Alone | None = None  # some samples of the first batch as they are without the others
+        self._alone: Alone | None = None  # some samples of the latest batch as they are without the others
         self._upcoming = 0  # the epoch that the next iteration is to be
         self._position = 0  # the epoch for which the random numbers stand ready
         self._stream: RandomStream | None = None
@@ -131,8 +131,10 @@ class SharedLoader:
         for part in opened(self._inner):
             if isinstance(part, Shown):
                 self._alone = part.alone
-                if self._keep_step and any(self.world.from_all(part.mixed)) and self.world.rank == 0:
-                    warnings.warn(_MIXED, stacklevel=2)
+                if part.mixed is not None and self._keep_step:
+                    mixed = any(self.world.from_all(part.mixed))
+                    if mixed and self.world.rank == 0:
+                        warnings.warn(_MIXED, stacklevel=2)
                 part = part.batch
             self._begun += 1
             self._compare(self._sampler.skipped)

@@ -167,11 +167,11 @@ class LossTally:
         self.sums = torch.zeros(12, dtype=torch.float64, device=device)
         self._form = form
 
-    def add(self, measured: MeasuredLoss, *, new: bool = False) -> None:
-        """Add a part that counts; `new` says whether its loss is computed otherwise than those before."""
+    def add(self, measured: MeasuredLoss, *, new: float = 0.0) -> None:
+        """Add a part that counts; `new` is not 0 where its loss is computed otherwise than those before."""
         loss = measured.loss.detach().to(self.sums)
         if new:
-            self.sums[11] += 1.0
+            self.sums[11] += new
         if measured.weight:
             self.sums[0] += loss * measured.weight
         else:

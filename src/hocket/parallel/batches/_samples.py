@@ -10,8 +10,9 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from . import _rng
 from ._batch_shard import BatchShard
-from ._collated import look_at_collating
+from ._collated import Shown, look_at_collating
 from ._generators import OwnGenerators, state_of
+from ._ragged_samples import RaggedSamples
 from ._rng import RandomStream
 from ._workers import opened
 
@@ -85,16 +86,24 @@ class SeededCollate:
         collate: The user's.
         dataset: What has loaded the samples, in the same process.
         seed: Seed that is common to all ranks.
+        parts: Whether these are parts of batches that ranks train with together.
     """
 
-    def __init__(self, collate: Callable[[Any], Any], dataset: SeededDataset, seed: int) -> None:
+    def __init__(self, collate: Callable[[Any], Any], dataset: SeededDataset, seed: int, *, parts: bool) -> None:
         self._collate, self._generators = collate, OwnGenerators(collate)
         self._dataset = dataset
         self._seed = seed
+        self._ragged = RaggedSamples(parts)
 
     def __call__(self, samples: Any) -> Any:
-        """Return the batch; of the first one a `Shown`, with what was seen as it was made."""
-        return look_at_collating(self._drawing, samples) if self._dataset._looks else self._drawing(samples)[0]
+        """Return the batch; a `Shown` of the first one, and of others in which samples are padded."""
+        if not self._ragged.looks:
+            return self._drawing(samples)[0]
+        spare, first = self._ragged.take(samples), self._dataset._looks
+        shown = look_at_collating(self._drawing, samples) if first else Shown(self._drawing(samples)[0], None)
+        if shown.alone is None and not shown.mixed:
+            shown = shown._replace(alone=self._ragged.alone(lambda some: self._drawing(some)[0], spare, shown.batch))
+        return shown if first or shown.alone is not None else shown.batch
 
     def _drawing(self, samples: Any) -> tuple[Any, bool]:
         assert self._dataset._first is not None
@@ -162,6 +171,11 @@ class RankSampler:
         self._keep_step = keep_step
         self._agree: Callable[[Any], None] | None = agree
         self._kind: type[list[Key]] = _FirstKeys if world > 1 else list
+
+    @property
+    def gives_parts(self) -> bool:
+        """Whether ranks train together, each with a part of a batch."""
+        return self._keep_step and self._world > 1
 
     def begin(self) -> None:
         """Begin an epoch of the user's sampler, which may draw random numbers now, or with its first batch."""

@@ -65,7 +65,7 @@ def inner_loader(
     """Return the user's loader with another sampler and generator, and seeded by `seed` if there is one."""
     dataset, collate = SeededDataset(loader.dataset, seed), loader.collate_fn
     if seed is not None and collate not in (default_collate, default_convert):
-        collate = SeededCollate(collate, dataset, seed)
+        collate = SeededCollate(collate, dataset, seed, parts=sampler.gives_parts)
     return DataLoader(
         dataset,
         batch_sampler=sampler,

@@ -12,6 +12,8 @@ from ..data import form_of
 _LOOKS = 3
 """How often losses are compared anew: where each batch takes another branch, there would be no end of it."""
 
+_PADS = 2.0**20
+
 
 class KnownLosses:
     """The forms of losses: the operators that they are made of beyond the model's output.
@@ -20,10 +22,12 @@ class KnownLosses:
 
     Attributes:
         new: Whether the loss of the last step had a form on some rank that none had had before.
+        pads: Whether the batch of the step has samples on this rank that others pad, to be compared without them.
+        padded: Whether that of the last step had such on some rank.
     """
 
     def __init__(self) -> None:
-        self.new = False
+        self.new = self.pads = self.padded = False
         self._seen: set[frozenset[Any]] | None = None
         self._first = False
         self._looks = _LOOKS
@@ -37,8 +41,15 @@ class KnownLosses:
         """Whether losses are looked at."""
         return self._seen is not None and self._looks > 0
 
-    def takes(self, value: Any, output: Any, samples: int) -> bool:
-        """Return whether a loss of so many samples has a form that is not known, and know it from now on."""
+    def takes(self, value: Any, output: Any, samples: int) -> float:
+        """Return 1 if a loss of so many samples has a form that is not known, and know it; more if one pads samples.
+
+        That is what ranks add up, and `end_step` takes.
+        """
+        pads, self.pads = _PADS * self.pads, False
+        return pads + self._is_new(value, output, samples)
+
+    def _is_new(self, value: Any, output: Any, samples: int) -> bool:
         loss = value[0] if isinstance(value, tuple | list) else value
         if self._seen is None or not self._looks or not samples or not isinstance(loss, torch.Tensor):
             return False
@@ -49,9 +60,12 @@ class KnownLosses:
         return new
 
     def end_step(self, found: torch.Tensor) -> None:
-        """Take how many parts of the step's batch had a new form, the same on every rank."""
+        """Take what `takes` has given for all parts of the step's batch, the same on every rank."""
+        if self._seen is None:
+            return
+        self.padded = bool(found >= _PADS)
         if self.looks:
-            self.new = bool(found) and not self._first
+            self.new = bool(found % _PADS) and not self._first
             self._first = False
 
     def compared(self) -> None:

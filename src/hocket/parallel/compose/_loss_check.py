@@ -85,9 +85,21 @@ class LossCheck:
         if few is not None:
             with as_before(composition.passes.loss_fn):
                 self.done = self._run(few, batch)
-                refuse_unlike_padding(composition, self._form, few, alone, self._modules)
+            self.compare_padding(part, alone)
         if self.done and self._cuts:
             composition.passes.known.begin()
+
+    def compare_padding(self, part: BatchPart, alone: Alone | None) -> None:
+        """Compare the loss of some samples with theirs where others do not pad them; a collective operation.
+
+        Arguments are as for `run`.
+
+        Raises:
+            PlanError: it is another one.
+        """
+        if self._composition.mesh["data"].size > 1:
+            with as_before(self._composition.passes.loss_fn):
+                refuse_unlike_padding(self._composition, self._form, part, alone, self._modules)
 
     def run_again(self, part: BatchPart) -> None:
         """Compare a loss that is computed otherwise than that of the first step was; a collective operation.

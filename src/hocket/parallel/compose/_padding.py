@@ -21,7 +21,7 @@ WHOLE = "take a plan that does not cut batches: tensor parallelism, a pipeline w
 def refuse_unlike_padding(
     composition: Composition,
     form: LossForm,
-    few: BatchPart,
+    part: BatchPart,
     alone: Alone | None,
     modules: Sequence[torch.nn.Module],
 ) -> None:
@@ -30,25 +30,26 @@ def refuse_unlike_padding(
     Args:
         composition: What the plan has made of the model.
         form: Of the loss.
-        few: The first samples of rank 0's part of a batch, on every rank.
-        alone: Some of this rank's samples as a `BatchPart`, if others pad them to another length.
+        part: This rank's part of a batch.
+        alone: Some of its samples as a `BatchPart`, if others pad them to another length.
         modules: What a pass runs, which is left as it was.
 
     Raises:
         PlanError: the loss is another one.
     """
     data = composition.mesh["data"]
-    lengths = {*data.from_all(alone.length if alone is not None else 0)} - {0}
-    alone = data.from_root(alone and alone._replace(batch=alone.batch.mapped(lambda one: one.cpu())))
-    if alone is None or alone.end > few.samples or composition.mesh["pipeline"].size > 1:
+    pair = None if alone is None else _pair(part, alone)
+    rows = data.from_all((_shapes(part), 0 if alone is None else alone.length, pair))
+    lengths = {length for _, length, _ in rows} - {0}  # the loop may pad to one length
+    shapes = [some for some, *_ in rows if some]
+    found = next((pair for _, n, pair in rows if pair is not None and (not n or len(lengths) > 1)), None)
+    if found is None:
         return
-    if alone.length and len(lengths) < 2:  # the loop may pad to one length
-        return
-    inputs, target = cut_fields(few.inputs, few.target, alone.begin, alone.end, few.samples)
-    padded = BatchPart(inputs, target, alone.end - alone.begin, few.samples)
-    device = next((t.device for t in tensors_in([inputs, target])), torch.device("cpu"))
-    shorter = alone.batch.mapped(lambda one: one.to(device))
-    judge, (_, quiet) = LossJudge(composition, form, few, known=True), LESS_RANDOM[-1]
+    device = next((t.device for t in tensors_in([part.inputs, part.target])), torch.device("cpu"))
+    padded, shorter = (one.mapped(lambda tensor: tensor.to(device)) for one in found)
+    if all(one == shapes[0] for one in shapes) and _is_longer(shorter, padded):
+        return  # ranks have one length in this batch, none of which is padded
+    judge, (_, quiet) = LossJudge(composition, form, padded, known=True), LESS_RANDOM[-1]
 
     def loss(number: int, part: BatchPart) -> float:
         with undisturbed(modules):
@@ -67,3 +68,20 @@ def refuse_unlike_padding(
     if off := max(composition.mesh.whole.from_all(off)):
         rule = PADDED.format(f"the loss of some samples is {off:.2g} off")
         raise PlanError("the plan does not keep the loss of one process:", [PlanFinding("loss_fn", rule, WHOLE)])
+
+
+def _pair(part: BatchPart, alone: Alone) -> tuple[BatchPart, BatchPart]:
+    """Return some samples of a part as they are in it, and alone, for other ranks."""
+    inputs, target = cut_fields(part.inputs, part.target, alone.begin, alone.end, part.samples)
+    here = BatchPart(inputs, target, alone.end - alone.begin, alone.end - alone.begin)
+    padded, shorter = (one.mapped(lambda tensor: tensor.detach().cpu()) for one in (here, alone.batch))
+    return padded, shorter
+
+
+def _shapes(part: BatchPart) -> list[torch.Size]:
+    return [one.shape[1:] for one in tensors_in(part.inputs)] if part.samples else []
+
+
+def _is_longer(one: BatchPart, other: BatchPart) -> bool:
+    pairs = zip(_shapes(one), _shapes(other), strict=False)
+    return any(m > n for a, b in pairs if len(a) == len(b) for m, n in zip(a, b, strict=True))

@@ -22,6 +22,7 @@ from hocket.timeline import Timeline
 from hocket.units import parse_bytes
 
 from ..batches import (
+    Alone,
     BatchPart,
     BatchSplitter,
     DistributedLoader,
@@ -275,11 +276,12 @@ class Trainer:
             self._between.check(batch, part=self._splitter.gave_part)
             if not parts[0].total:
                 raise ValueError("the batch has no samples, so that there is nothing to learn from: leave it out")
+            known = self._composition.passes.known
             if self._relaxation is None and not self._loss_check.done:
-                part, note = self._splitter.parts(batch, 1)[0], current(batch)
-                alone = None if note is None else note.alone_like(batch)
-                as_part = alone and alone._replace(batch=self._splitter.part_of(alone.batch, alone.end - alone.begin))
-                self._loss_check.run(part, self._splitter.whole(batch), as_part)
+                part = self._splitter.parts(batch, 1)[0]
+                self._loss_check.run(part, self._splitter.whole(batch), self._alone(batch))
+            elif self._relaxation is None:
+                known.pads = self._alone(batch) is not None
             compared = self._relaxation is None and not (self.plan.priority and self.steps)
             with self._readings.reading(parts[0].samples) if compared else nullcontext():
                 begun_s = self._log.begin()
@@ -287,12 +289,23 @@ class Trainer:
             self.steps += 1
             ended_s = time.perf_counter()
             self._log.add(begun_s, ended_s)
-            if self._composition.passes.known.new:
+            if known.new:
                 self.finish()
                 self._loss_check.run_again(self._splitter.parts(batch, 1)[0])
+            if known.padded:
+                self.finish()
+                self._loss_check.compare_padding(self._splitter.parts(batch, 1)[0], self._alone(batch))
+                known.padded = False
         if self._trial is not None:
             self._trial.step(ended_s - begun_s)
         return loss
+
+    def _alone(self, batch: Any) -> Alone | None:
+        """Return some samples of a rank's part of a batch, if others pad them to another length."""
+        cut = self._splitter.gave_part and self._mesh["pipeline"].size == 1
+        note = current(batch) if cut else None
+        alone = None if note is None else note.alone_like(batch)
+        return alone and alone._replace(batch=self._splitter.part_of(alone.batch, alone.end - alone.begin))
 
     def _step(self, parts: Sequence[BatchPart]) -> torch.Tensor:
         first, sharded = self.steps == 0, self.plan.shard == "parameters"

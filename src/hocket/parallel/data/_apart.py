@@ -179,6 +179,35 @@ def look_apart(
     return found
 
 
+def padded_apart(
+    module: torch.nn.Module, inputs: Any, alone: Alone, samples: int
+) -> tuple[list[torch.Tensor], list[torch.Tensor], dict[int, str]]:
+    """Compare what a model gives for some of its samples, as it evaluates, with what it gives where they are `alone`.
+
+    Returns:
+        The tensors of both outputs, and how those in some places differ; nothing where it does not take parts of a
+        batch, draws random choices, or the program has hooked it.
+    """
+    module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
+    hooked = any(one._forward_hooks for one in module.modules())
+    if hooked or samples_in(inputs, samples) != samples:
+        return [], [], {}
+    tolerances, cutter = _Tolerances(module), Cutter(samples)
+    with undisturbed([module]), torch_adapter.without_collectives(), tolerances.watching(), NoNoise():
+        as_evaluated([module])
+        probe = StateProbe([(module, {})], lambda _: True)
+        some, size = cutter.cut(inputs, alone.begin, alone.end, samples), alone.end - alone.begin
+        try:
+            mine, again = (_run(module, probe, some, number, size).outputs for number in range(2))
+            theirs = _run(module, probe, alone.batch, 0, size).outputs
+        except _ModelError:
+            return [], [], {}
+    if len(mine) != len(theirs) or not all(tolerances.close(a, b, 1e-2) for a, b in zip(mine, again, strict=True)):
+        return [], [], {}
+    unlike = [_unlike_padded(a, b, tolerances) for a, b in zip(mine, theirs, strict=True)]
+    return mine, theirs, {i: one for i, one in enumerate(unlike) if one}
+
+
 def _with_another(one: torch.Tensor) -> torch.Tensor:
     """Return the row of a sample, and that of another made of it: numbers are smaller, whole ones in another order."""
     if one.shape[:1] != (1,):

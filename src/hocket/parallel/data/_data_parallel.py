@@ -21,8 +21,9 @@ from ..state import broadcast_tensors, check_model, is_excluded, keepers
 from ._apart import Apart, kept_in, look_apart
 from ._batch_norm import SynchronisedBatchNorm
 from ._exchanged import ExchangedSamples
-from ._hooks import WatchedHooks, scale_gradients
+from ._hooks import scale_gradients, watched_hooks
 from ._input_gradients import InputGradients
+from ._later_padding import LaterPadding
 from ._left_out import LeftOutBatches
 from ._loss_weight import LossWeights
 from ._model_buffers import ModelBuffers
@@ -117,7 +118,8 @@ class DataParallel(StandsForModule):
         self._forwards = 0
         replicated = {name: parameter for name, parameter in module.named_parameters() if not is_excluded(parameter)}
         self._marks = ReplicaMarks(replicated)
-        self._losses = LossWeights(world, self._marks)
+        self._padding = LaterPadding(module)
+        self._losses = LossWeights(world, self._marks, self._padding)
         _exchanged.reduces = _exchanged.reduces_counts = False
         _exchanged.sizes.forget()
         self._numbers = SampleNumbers(world)
@@ -163,7 +165,7 @@ class DataParallel(StandsForModule):
             _exchanged.end()
         factor = self._before_forward(reducer, (args, kwargs))
         compiled = torch.compiler.is_compiling() or hasattr(self.module, "_orig_mod")
-        watching = nullcontext() if compiled or self._looked else WatchedHooks()
+        watching = nullcontext() if compiled or self._looked else watched_hooks(self.module)
         with nullcontext() if torch.compiler.is_compiling() else self._numbers.drawing(), watching:
             output = self.module(*args, **kwargs)
         output = self._after_forward(reducer, output, factor)
@@ -188,6 +190,10 @@ class DataParallel(StandsForModule):
             if self._draws is not None:
                 self._numbers.look()
                 self._draws = draws_apart(self.module, inputs, share.samples)
+        if note is not None and share is not None and self._padding.looks and share.total > 1:
+            judged = self._loss_reduction == "mean" and not self._looked  # by the look at the first batch
+            self._padding.look(inputs, note.alone_like(inputs), share.samples, model=not judged)
+        self._padding.given(inputs)
         self._share = 1.0 if share is None else share.weight
         if self._batches <= _BATCHES:
             self._input_gradients.given(inputs)
@@ -242,6 +248,7 @@ class DataParallel(StandsForModule):
         made = tensors_in(output)
         if not torch_adapter.in_backward():  # what a checkpoint computes again is no part of the program's graph
             self._made = torch_adapter.graph_marks(made)
+        self._padding.note(made)
         if self._outputs is not None:
             self._outputs.append(made)
             self._kept = kept_in(self.module)
@@ -428,7 +435,9 @@ class DataParallel(StandsForModule):
         if note is None or note.share is None or self._loss_reduction == "sum":
             if note is not None and roots[0].numel() == 1:
                 note.summed = roots[0].detach() if self._loss_reduction == "sum" else None
-            self._marks.compare(self._world)
+            found = 0.0 if note is None or note.share is None else self._padding.number(roots[0], note.share.samples)
+            if self._marks.compare(self._world, found):
+                self._padding.refuse(self._world)
             return
         if self._outputs is not None and (self._outputs or not self._looked):
             self._losses.check_first(roots[0], self._outputs, self._kept, self._made, note.share, self._apart)
@@ -500,7 +509,8 @@ class DataParallel(StandsForModule):
                 "loss.backward() and read parameter.grad; or, if gradients by this rank's own samples are meant (one "
                 "task of meta-learning, say), do it inside `with model.no_sync():`"
             )
-        self._input_gradients.asked(outputs, inputs, None if self._latest is None else self._latest.share)
+        with _exchanged.paused():
+            self._input_gradients.asked(outputs, inputs, None if self._latest is None else self._latest.share)
 
     def _weigh(self, reducer: GradientReducer, note: _batch.Note | None) -> float:
         """Set the weight of the coming gradients; return by what to scale those of this forward pass besides.

@@ -3,8 +3,8 @@
 import functools
 import math
 import warnings
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -87,6 +87,18 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.sizes.end()
         if torch_adapter.dispatch_mode() is self:
             self._on.close()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Open a block in which nothing is looked at: what this package computes of a loop's loss is not the loop's."""
+        on = torch_adapter.dispatch_mode() is self
+        if on:
+            self.end()
+        try:
+            yield
+        finally:
+            if on:
+                self.begin()
 
     def _hear(self) -> None:
         if not self.communicates:  # what follows may have other ranks' samples, and so may what is changed then

@@ -2,7 +2,8 @@
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -194,25 +195,78 @@ def watched(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     tensor, hook = args
     if _is_ours(hook) or str(getattr(hook, "__module__", "")).startswith("torch."):
         return args
+    return tensor, _watching(hook)
+
+
+@contextmanager
+def watched_hooks(module: torch.nn.Module) -> Iterator[None]:
+    """Open a block for a forward pass whose hooks on activations' gradients are watched: of tensors, and of layers."""
+    tables = [one for inner in module.modules() for one in (inner._backward_hooks, inner._backward_pre_hooks) if one]
+    put_back = []
+    for table in tables:
+        for key, hook in table.items():
+            if not _is_ours(hook) and not str(getattr(hook, "__module__", "")).startswith("torch."):
+                table[key] = mine = _watching(hook)
+                put_back.append((table, key, mine, hook))
+    try:
+        with WatchedHooks():
+            yield
+    finally:
+        for table, key, mine, hook in put_back:
+            if table.get(key) is mine:
+                table[key] = hook
+
+
+def _watching(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook that tells once, on one rank, if what it makes of gradients is not that of one device."""
     seen = False
 
-    def once(gradient: torch.Tensor) -> Any:
+    def once(*given: Any) -> Any:
         nonlocal seen
-        before = None if seen else gradient.clone()
-        result = hook(gradient)
-        if before is not None and result is not None:
-            double = hook(2 * before)
-            if not torch.allclose(double, 2 * result, rtol=1e-2, equal_nan=True) and torch.distributed.get_rank() == 0:
+        before = None if seen else _trees.mapped(given, torch.clone)
+        result = hook(*given)
+        if before is not None and result is not None and torch.distributed.get_rank() == 0:
+            if not _alike(
+                hook(*_trees.mapped(before, lambda one: 2 * one)), _trees.mapped(result, lambda one: 2 * one)
+            ):
                 warnings.warn(
                     "a hook on an activation does not scale with its gradient (it clips or normalises it), which is "
                     "that of a mean over this rank's samples, and larger than on one device: clip by hooks on "
                     "parameters, or after backward()",
                     stacklevel=2,
                 )
+            elif _mixes(hook, before, result):
+                warnings.warn(
+                    "a hook on an activation gives the gradient of a sample something of other samples' (it subtracts "
+                    "their mean, say), and this rank has only some of them: one device takes those of all samples. "
+                    "Treat each sample by itself, or take hocket.average of the statistic",
+                    stacklevel=2,
+                )
         seen = True
         return result
 
-    return tensor, once
+    return once
+
+
+def _mixes(hook: Callable[..., Any], given: tuple[Any, ...], result: Any) -> bool:
+    """Return whether a hook gives the first samples other gradients where those of others are zero."""
+    samples = next((len(one) for one in _trees.tensors_in(given) if one.dim()), 0)
+    some = samples // 2
+
+    def first(one: torch.Tensor) -> torch.Tensor:
+        return torch.cat([one[:some], torch.zeros_like(one[some:])]) if one.shape[:1] == (samples,) else one
+
+    def shown(one: torch.Tensor) -> torch.Tensor:
+        return one[:some] if one.shape[:1] == (samples,) else one
+
+    return some > 0 and not _alike(
+        _trees.mapped(hook(*_trees.mapped(given, first)), shown), _trees.mapped(result, shown)
+    )
+
+
+def _alike(one: Any, other: Any) -> bool:
+    pairs = zip(_trees.tensors_in(one), _trees.tensors_in(other), strict=False)
+    return all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-2, equal_nan=True) for a, b in pairs)
 
 
 def own_hooks(hooks: dict[int, Any]) -> list[int]:

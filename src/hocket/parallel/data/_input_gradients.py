@@ -32,7 +32,7 @@ class InputGradients:
 
     def asked(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], share: BatchShard | None) -> None:
         """Tell of what torch.autograd.grad gives."""
-        if len(outputs) == 1:
+        if len(outputs) == 1 and self._leaves is not None:
             self._tell("torch.autograd.grad", outputs[0], inputs, share)
         # What asks for gradients so (a penalty of them, a score) has inputs require them for it, and reads no .grad.
         self._leaves = self._leaves and [one for one in self._leaves if all(one is not x for x in inputs)]

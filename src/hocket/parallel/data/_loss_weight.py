@@ -29,6 +29,7 @@ from ._coupling import (
 )
 from ._exchanged import ExchangedSamples
 from ._kept import unlike
+from ._later_padding import FOUND, LATENT, LaterPadding
 from ._replica_marks import ReplicaMarks
 
 _TERMS = 8
@@ -99,8 +100,8 @@ class BatchParts:
 class LossWeights:
     """Finds the weight of this rank's loss in each back-propagation; its calls are collective operations."""
 
-    def __init__(self, world: World, marks: ReplicaMarks) -> None:
-        self._world, self._marks = world, marks
+    def __init__(self, world: World, marks: ReplicaMarks, padding: LaterPadding) -> None:
+        self._world, self._marks, self._padding = world, marks, padding
         self._parts = BatchParts()
         self._looked_at = 0
         self._constants = set[float]()  # by which all ranks have divided a sum
@@ -161,7 +162,8 @@ class LossWeights:
         wrong += self._parts.add(note, part, scales[0] if scales else 0.0, samples)
         self._looked_at += not 0 < part < 1
         guard = samples > 0 and 1.0 in terms and guarded(loss, samples)
-        return self._weight_by(terms, samples, scales, wrong, guard, self._takes_form(loss, made, samples), more)
+        new = self._takes_form(loss, made, samples) + self._padding.number(loss, samples)
+        return self._weight_by(terms, samples, scales, wrong, guard, new, more)
 
     def _tell_changes(self, scales: tuple[float, ...], share: BatchShard) -> None:
         """Warn if what multiplies means is another number in a batch of another size alone.
@@ -197,8 +199,10 @@ class LossWeights:
         """
         self.check_alike(weight)
         self._fresh |= self._takes_form(loss, made, samples)
-        fresh = self._marks.compare(self._world, self._fresh)
-        self.is_new = bool(fresh)
+        fresh = self._marks.compare(self._world, self._fresh + self._padding.number(loss, samples))
+        if fresh is not None and fresh >= LATENT:
+            self._padding.refuse(self._world)
+        self.is_new = fresh is not None and fresh % LATENT > 0
         self._fresh &= fresh is None
 
     def _takes_form(self, loss: torch.Tensor, made: set[int], samples: int) -> bool:
@@ -451,15 +455,16 @@ class LossWeights:
         scales: Sequence[float] = (),
         wrong: float = 0.0,
         guard: bool | None = False,
-        new: bool = False,
+        new: float = 0.0,
         more: float = 0.0,
     ) -> float | None:
         """Return the weight of this rank's loss whose terms divide by these numbers; None where they do not tell.
 
         Means are multiplied by `scales`; `wrong` says whether this rank goes through its batch in parts that add up to
         another multiple than one device's, or takes the gradient of each by itself, and `guard` whether 1 stands for
-        nothing, unless the loss divides by samples; None if that is not known. `new` says whether its form is, and
-        `more` by how much more its term divides if it is not that of one sample (`torch.stack(losses).mean()`).
+        nothing, unless the loss divides by samples; None if that is not known. `new` is 1 if its form is, more
+        by `FOUND` or `LATENT` if padding changes it, and `more` by how much more its term divides if it is not that of
+        one sample (`torch.stack(losses).mean()`).
 
         Raises:
             RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
@@ -474,10 +479,10 @@ class LossWeights:
         known = [size, size * size, float(not samples or len(terms) > 0), votes, single]
         mine = torch.cat([counts, counts.square(), counts * counts[0], torch.tensor(known, dtype=torch.float64)])
         guards = [float(guard is True), float(guard is None), float(votes > 0 and samples not in terms)]
-        said = torch.tensor(
-            [float(more > 0), more, float(new), *guards, scale, scale * scale, float(scale != 0), wrong],
-            dtype=torch.float64,
-        )
+        length = self._padding.length * (samples > 0)
+        lengths = [float(samples > 0), length, length * length]
+        scaled = [scale, scale * scale, float(scale != 0), wrong]
+        said = torch.tensor([*lengths, float(more > 0), more, new, *guards, *scaled], dtype=torch.float64)
         apart = mine * bool(guard)  # counts that may be none
         sums = torch.cat([mine - apart, apart, said, self._marks.numbers()]).to(self._world.device)
         with comm.label("loss weights"):
@@ -487,8 +492,11 @@ class LossWeights:
         sums = sums[: -ReplicaMarks.SIZE]
         self._check_scales(sums[-4:].tolist(), scales, samples)
         listed, added, fresh, guarding, unsure, off = sums[-10:-4].tolist()
-        self.is_new = fresh > 0
-        sums, apart = sums[:-10].view(2, -1)
+        ranks, length, squared = sums[-13:-10].tolist()
+        if fresh >= FOUND or (fresh >= LATENT and ranks * squared != length * length):
+            self._padding.refuse(self._world)
+        self.is_new = fresh % LATENT > 0
+        sums, apart = sums[:-13].view(2, -1)
         world, all_known = self._world.size, float((sums + apart)[-3])
         self._counts |= off > 0 and all_known == world
         if self._counts and unsure and all_known == world:
