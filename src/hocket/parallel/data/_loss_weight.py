@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hocket import comm
+from hocket.comm import torch_adapter
 
 from ..batches import GUARDED, BatchShard, divides_by_samples, divisor_of_shares, divisors, guarded, is_one_by_one
 from ..batches import batch as _batch
@@ -115,6 +116,7 @@ class LossWeights:
         self._forms = set[frozenset[Any]]()  # of this rank's losses so far
         self._fresh = False  # whether it has a new one that was not told to other ranks yet
         self.is_new = False  # whether some rank's loss has a form that it had not before, and is to be looked at again
+        self._otherwise = False  # whether a loss has had another weight on this rank than by samples
         self._gathered = False  # whether the loop gathers what ranks' losses have in common
         self._one_by_one = False  # whether the loop adds up the losses of single samples
         self._by_passes = False  # whether it calls the model for each sample, which has rows of its own
@@ -132,14 +134,17 @@ class LossWeights:
         part: float,
         samples: int,
         anew: bool,
+        otherwise: bool = False,
     ) -> float | None:
         """Return the weight of this rank's loss; None where its graph does not tell.
 
         `loss` is a scalar, or the root of a back-propagation that is none; `part` says with how much of the batch the
-        model was called, 0 where it is not known; `anew` whether there is no gradient before this one.
+        model was called, 0 where it is not known; `anew` whether there is no gradient before this one; `otherwise`
+        whether the model, looked at by itself, gives a loss that divides by something else than samples.
 
         Raises:
-            RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
+            RuntimeError: no one weight is right for all terms, parts are wrong, or torch.compile hides what the loss
+                divides by; on every rank alike.
         """
         single = loss.numel() == 1
         self._one_by_one |= single and is_one_by_one(loss, samples)
@@ -161,7 +166,12 @@ class LossWeights:
         wrong += self._parts.add(note, part, scales[0] if scales else 0.0, samples)
         self._looked_at += not 0 < part < 1
         guard = samples > 0 and 1.0 in terms and guarded(loss, samples)
-        return self._weight_by(terms, samples, scales, wrong, guard, self._takes_form(loss, made, samples), more)
+        self._otherwise |= otherwise
+        hidden = single and samples > 0 and not terms and torch_adapter.is_compiled(loss)
+        new = self._takes_form(loss, made, samples)
+        weight = self._weight_by(terms, samples, scales, wrong, guard, new, more, hidden)
+        self._otherwise |= weight is not None and abs(weight - note.share.weight) > 1e-6
+        return weight
 
     def _tell_changes(self, scales: tuple[float, ...], share: BatchShard) -> None:
         """Warn if what multiplies means is another number in a batch of another size alone.
@@ -453,13 +463,15 @@ class LossWeights:
         guard: bool | None = False,
         new: bool = False,
         more: float = 0.0,
+        hidden: bool = False,
     ) -> float | None:
         """Return the weight of this rank's loss whose terms divide by these numbers; None where they do not tell.
 
         Means are multiplied by `scales`; `wrong` says whether this rank goes through its batch in parts that add up to
         another multiple than one device's, or takes the gradient of each by itself, and `guard` whether 1 stands for
         nothing, unless the loss divides by samples; None if that is not known. `new` says whether its form is, and
-        `more` by how much more its term divides if it is not that of one sample (`torch.stack(losses).mean()`).
+        `more` by how much more its term divides if it is not that of one sample (`torch.stack(losses).mean()`);
+        `hidden` whether torch.compile hides what it divides by.
 
         Raises:
             RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
@@ -475,7 +487,8 @@ class LossWeights:
         mine = torch.cat([counts, counts.square(), counts * counts[0], torch.tensor(known, dtype=torch.float64)])
         guards = [float(guard is True), float(guard is None), float(votes > 0 and samples not in terms)]
         said = torch.tensor(
-            [float(more > 0), more, float(new), *guards, scale, scale * scale, float(scale != 0), wrong],
+            [float(hidden), float(self._otherwise), float(more > 0), more, float(new), *guards]
+            + [scale, scale * scale, float(scale != 0), wrong],
             dtype=torch.float64,
         )
         apart = mine * bool(guard)  # counts that may be none
@@ -486,9 +499,11 @@ class LossWeights:
         self._marks.check(sums[-ReplicaMarks.SIZE :], self._world)
         sums = sums[: -ReplicaMarks.SIZE]
         self._check_scales(sums[-4:].tolist(), scales, samples)
-        listed, added, fresh, guarding, unsure, off = sums[-10:-4].tolist()
+        hiding, otherwise, listed, added, fresh, guarding, unsure, off = sums[-12:-4].tolist()
         self.is_new = fresh > 0
-        sums, apart = sums[:-10].view(2, -1)
+        if hiding and otherwise:
+            raise RuntimeError(_HIDDEN)
+        sums, apart = sums[:-12].view(2, -1)
         world, all_known = self._world.size, float((sums + apart)[-3])
         self._counts |= off > 0 and all_known == world
         if self._counts and unsure and all_known == world:
@@ -558,6 +573,14 @@ class LossWeights:
                 "constant, all is right",
                 stacklevel=5,
             )
+
+
+_HIDDEN = (
+    "the loss is a mean over something else than samples (tokens that count, weights), and is computed within "
+    "torch.compile, so that nothing tells how much a rank's part of it weighs: compute the loss outside of what is "
+    "compiled (compile the model, and have the loop compute the loss from its outputs), or pass "
+    "hocket.distribute(..., loss_weight=) with what the mean of a batch divides by"
+)
 
 
 def _folded(terms: Sequence[float]) -> torch.Tensor:
