@@ -437,3 +437,51 @@ def not_finite_where_nothing_counts() -> Result:
 def weight_of_nothing_meets_another() -> None:
     """Not all can be had: rank 2 has no sample in the first batch, and both meet in one backward pass."""
     two_loaders((2, 3), together=True)()
+
+
+class Tagger(nn.Module):
+    """Classes of tokens; with labels, of which those of -100 do not count, their loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
+        scores = self.head(torch.tanh(self.embedding(tokens)))
+        return scores if labels is None else of_tokens(scores, labels)
+
+
+def of_tokens(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(scores.transpose(1, 2), labels)
+
+
+def compiled(inside: str, *, padded: bool = True, **options: Any) -> Result:
+    """A loss over tokens of which some count, computed inside of what torch.compile has compiled."""
+    torch.manual_seed(2)
+    tokens, counts = torch.randint(9, (24, 5)), torch.randint(1, 6, (24, 1))
+    labels = torch.randint(3, (24, 5)).masked_fill(torch.arange(5) >= counts if padded else torch.tensor(False), -100)
+    loader = DataLoader(TensorDataset(tokens, labels), batch_size=6)
+    model: Any = Tagger().double()
+    compile_ = torch.compile(backend="aot_eager")
+    loss_of = compile_(of_tokens) if inside == "loss" else of_tokens
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model = compile_(model) if inside in ("model", "outputs") else model
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader, **options)
+    losses = []
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = model(x, y) if inside == "model" else loss_of(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(hocket.average(loss).item())
+    return losses, arrays(model.parameters())
+
+
+def compiled_and_right() -> list[Result]:
+    return [
+        compiled("outputs"),
+        compiled("model", padded=False),
+        compiled("loss", padded=False),
+        compiled("model", loss_weight=lambda batch: (batch[1] != -100).sum()),
+        compiled("loss", loss_weight=lambda batch: (batch[1] != -100).sum()),
+    ]

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import torch
 import torch.distributed as _distributed
@@ -233,6 +233,23 @@ def reaches(root: Any, marks: set[int]) -> bool:
         seen.add(node)
         todo += [below for below, _ in node.next_functions]
     return False
+
+
+def is_compiled(loss: torch.Tensor) -> bool:
+    """Return whether torch.compile has made what is last in a tensor's graph, so that operators are hidden in it."""
+    todo, seen = [loss.grad_fn], set[Any]()
+    while todo and len(seen) < _NEAR_THE_END:
+        node: Any = todo.pop(0)
+        if node is None or node in seen:
+            continue
+        if "CompiledFunction" in node.name():
+            return True
+        seen.add(node)
+        todo += [below for below, _ in node.next_functions]
+    return False
+
+
+_NEAR_THE_END: Final = 64  # nodes of a graph: a loss is computed of fewer operators
 
 
 def leaves(tensor: torch.Tensor) -> list[torch.Tensor]:

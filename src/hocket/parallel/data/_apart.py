@@ -55,6 +55,7 @@ class Apart:
     state: list[ChangedBuffer] = field(default_factory=list)  # buffers that a pass changes
     batch_second: bool = False  # whether a layer of the model takes the batch as the second dimension
     changing: list[str] = field(default_factory=list)  # parameters that each pass changes
+    counts: bool = False  # whether a loss that it gives divides by something else than samples
 
     def relevant(
         self, outputs: Sequence[torch.Tensor], kept: Sequence[torch.Tensor | None], loss: torch.Tensor
@@ -172,7 +173,15 @@ def look_apart(
             joined = torch.cat(theirs) if all(t.shape[1:] == one.shape[1:] for t in theirs) else one
             if not tolerances.close(one, joined):
                 found.wrong[i] = f"what it gives for the samples is {_distance(one, joined):.2g} off, relative"
-        elif summed is not None and one.numel() == 1 and one.requires_grad and all(t.numel() == 1 for t in theirs):
+            continue
+        if one.numel() != 1 or not one.requires_grad:
+            continue
+        by = [
+            (run.counts[i] or (0.0,))[0] / (b - a)
+            for run, (a, b) in zip((whole, *some), ((0, samples), *parts), strict=True)
+        ]
+        found.counts |= all(by) and max(by) - min(by) > 1e-6 * max(by)
+        if summed is not None and all(t.numel() == 1 for t in theirs):
             said = _added_up(i, whole, some, weights, tolerances, summed=summed)
             if said:
                 found.wrong[i] = said

@@ -458,7 +458,8 @@ class DataParallel(StandsForModule):
             return
         before = note.counted
         anew = reducer.synchronises and all(one.grad is None for one in self._replicated)
-        note.counted = self._losses.of(roots[0], self._made, note, self._part, note.share.samples, anew)
+        counts = self._apart is not None and self._apart.counts
+        note.counted = self._losses.of(roots[0], self._made, note, self._part, note.share.samples, anew, counts)
         weight = note.weight
         self._losses.check_alike(weight)
         self._anew |= self._losses.is_new and not self._looks

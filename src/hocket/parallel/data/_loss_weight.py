@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hocket import comm
+from hocket.comm import torch_adapter
 
 from ..batches import GUARDED, BatchShard, divides_by_samples, divisor_of_shares, divisors, guarded, is_one_by_one
 from ..batches import batch as _batch
@@ -116,6 +117,7 @@ class LossWeights:
         self._forms = set[frozenset[Any]]()  # of this rank's losses so far
         self._fresh = False  # whether it has a new one that was not told to other ranks yet
         self.is_new = False  # whether some rank's loss has a form that it had not before, and is to be looked at again
+        self._otherwise = False  # whether a loss has had another weight on this rank than by samples
         self._gathered = False  # whether the loop gathers what ranks' losses have in common
         self._one_by_one = False  # whether the loop adds up the losses of single samples
         self._by_passes = False  # whether it calls the model for each sample, which has rows of its own
@@ -133,14 +135,17 @@ class LossWeights:
         part: float,
         samples: int,
         anew: bool,
+        otherwise: bool = False,
     ) -> float | None:
         """Return the weight of this rank's loss; None where its graph does not tell.
 
         `loss` is a scalar, or the root of a back-propagation that is none; `part` says with how much of the batch the
-        model was called, 0 where it is not known; `anew` whether there is no gradient before this one.
+        model was called, 0 where it is not known; `anew` whether there is no gradient before this one; `otherwise`
+        whether the model, looked at by itself, gives a loss that divides by something else than samples.
 
         Raises:
-            RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
+            RuntimeError: no one weight is right for all terms, parts are wrong, or torch.compile hides what the loss
+                divides by; on every rank alike.
         """
         single = loss.numel() == 1
         self._one_by_one |= single and is_one_by_one(loss, samples)
@@ -162,8 +167,12 @@ class LossWeights:
         wrong += self._parts.add(note, part, scales[0] if scales else 0.0, samples)
         self._looked_at += not 0 < part < 1
         guard = samples > 0 and 1.0 in terms and guarded(loss, samples)
+        self._otherwise |= otherwise
+        hidden = single and samples > 0 and not terms and torch_adapter.is_compiled(loss)
         new = self._takes_form(loss, made, samples) + self._padding.number(loss, samples)
-        return self._weight_by(terms, samples, scales, wrong, guard, new, more)
+        weight = self._weight_by(terms, samples, scales, wrong, guard, new, more, hidden)
+        self._otherwise |= weight is not None and abs(weight - note.share.weight) > 1e-6
+        return weight
 
     def _tell_changes(self, scales: tuple[float, ...], share: BatchShard) -> None:
         """Warn if what multiplies means is another number in a batch of another size alone.
@@ -457,6 +466,7 @@ class LossWeights:
         guard: bool | None = False,
         new: float = 0.0,
         more: float = 0.0,
+        hidden: bool = False,
     ) -> float | None:
         """Return the weight of this rank's loss whose terms divide by these numbers; None where they do not tell.
 
@@ -464,7 +474,7 @@ class LossWeights:
         another multiple than one device's, or takes the gradient of each by itself, and `guard` whether 1 stands for
         nothing, unless the loss divides by samples; None if that is not known. `new` is 1 if its form is, more
         by `FOUND` or `LATENT` if padding changes it, and `more` by how much more its term divides if it is not that of
-        one sample (`torch.stack(losses).mean()`).
+        one sample (`torch.stack(losses).mean()`); `hidden` whether torch.compile hides what it divides by.
 
         Raises:
             RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
@@ -482,7 +492,8 @@ class LossWeights:
         length = self._padding.length * (samples > 0)
         lengths = [float(samples > 0), length, length * length]
         scaled = [scale, scale * scale, float(scale != 0), wrong]
-        said = torch.tensor([*lengths, float(more > 0), more, new, *guards, *scaled], dtype=torch.float64)
+        looked = [float(hidden), float(self._otherwise), float(more > 0), more, new]
+        said = torch.tensor([*lengths, *looked, *guards, *scaled], dtype=torch.float64)
         apart = mine * bool(guard)  # counts that may be none
         sums = torch.cat([mine - apart, apart, said, self._marks.numbers()]).to(self._world.device)
         with comm.label("loss weights"):
@@ -491,12 +502,14 @@ class LossWeights:
         self._marks.check(sums[-ReplicaMarks.SIZE :], self._world)
         sums = sums[: -ReplicaMarks.SIZE]
         self._check_scales(sums[-4:].tolist(), scales, samples)
-        listed, added, fresh, guarding, unsure, off = sums[-10:-4].tolist()
-        ranks, length, squared = sums[-13:-10].tolist()
+        hiding, otherwise, listed, added, fresh, guarding, unsure, off = sums[-12:-4].tolist()
+        ranks, length, squared = sums[-15:-12].tolist()
         if fresh >= FOUND or (fresh >= LATENT and ranks * squared != length * length):
             self._padding.refuse(self._world)
         self.is_new = fresh % LATENT > 0
-        sums, apart = sums[:-13].view(2, -1)
+        if hiding and otherwise:
+            raise RuntimeError(_HIDDEN)
+        sums, apart = sums[:-15].view(2, -1)
         world, all_known = self._world.size, float((sums + apart)[-3])
         self._counts |= off > 0 and all_known == world
         if self._counts and unsure and all_known == world:
@@ -566,6 +579,14 @@ class LossWeights:
                 "constant, all is right",
                 stacklevel=5,
             )
+
+
+_HIDDEN = (
+    "the loss is a mean over something else than samples (tokens that count, weights), and is computed within "
+    "torch.compile, so that nothing tells how much a rank's part of it weighs: compute the loss outside of what is "
+    "compiled (compile the model, and have the loop compute the loss from its outputs), or pass "
+    "hocket.distribute(..., loss_weight=) with what the mean of a batch divides by"
+)
 
 
 def _folded(terms: Sequence[float]) -> torch.Tensor:
