@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate
 
 import hocket
-from hocket.parallel.batches._collated import look_at_collating
+from hocket.parallel.batches._collated import Alone, alone_like, look_at_collating
 from hocket.planner import Plan
 from hocket.testing import run_ranks
 
@@ -213,3 +213,14 @@ def test_samples_that_a_collate_fn_changes_in_place_are_its_own() -> None:
     assert not shown.mixed
     assert shown.alone is not None
     assert shown.alone.batch["x"].tolist() == [[1.0, 1.0]]  # the first that is shorter
+
+
+def test_labels_that_are_the_inputs_where_nothing_is_padded_stay_labels_beside_a_longer_sample() -> None:
+    ids = torch.tensor([[3, 4, 5], [7, 8, 9]])
+    batch = {"ids": ids, "labels": ids.clone()}
+    longer = {"ids": torch.tensor([[3, 4, 5, 0, 0]]), "labels": torch.tensor([[3, 4, 5, -100, -100]])}
+    held, alone = list(batch.values()), Alone(longer, 0, 1)
+    found = alone_like(batch, held, alone)
+    assert found is not None
+    assert all(torch.equal(found.batch[name], longer[name]) for name in longer)
+    assert alone_like({name: one.clone() for name, one in batch.items()}, held, alone) is None  # either may be either

@@ -110,7 +110,7 @@ def _common(one: torch.Tensor, other: torch.Tensor, *, end: bool) -> tuple[torch
 def alone_like(given: Any, held: Sequence[torch.Tensor | None], alone: Alone | None) -> Alone | None:
     """Return what a program has made of a batch, of some of its samples alone.
 
-    None where it is not made of the batch's tensors as they are, on whatever device.
+    None where it is not made of the batch's tensors as they are, on whatever device, or where it is not sure of which.
 
     Args:
         given: A structure of tensors.
@@ -122,12 +122,18 @@ def alone_like(given: Any, held: Sequence[torch.Tensor | None], alone: Alone | N
         return None
 
     def changed(tensor: torch.Tensor) -> torch.Tensor:
-        for one, other in zip(held, theirs, strict=True):
-            if one is not None and one.shape == tensor.shape and torch.equal(one.to(tensor), tensor):
-                return other.to(tensor)
-        if tensor.dim():
+        alike = [
+            (one, other)
+            for one, other in zip(held, theirs, strict=True)
+            if one is not None and one.shape == tensor.shape and torch.equal(one.to(tensor), tensor)
+        ]
+        # Labels are the inputs where nothing is padded, but not beside a longer sample.
+        own = [other for one, other in alike if one is tensor] or [other for _, other in alike]
+        if any(one.shape != own[0].shape or not torch.equal(one.to(own[0]), own[0]) for one in own[1:]):
             raise LookupError
-        return tensor
+        if tensor.dim() and not own:
+            raise LookupError
+        return own[0].to(tensor) if own else tensor
 
     try:
         return Alone(mapped(given, changed), alone.begin, alone.end)
