@@ -9,8 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.planner import Constants, MeasuredPlan, Plan, fitted, predict, reference_plans, resemblance, search
-from hocket.planner.step._likeness import least_longer, likeness, longer, place, weights
+from hocket.planner import (
+    Constants,
+    MeasuredPlan,
+    Plan,
+    assumptions,
+    fitted,
+    predict,
+    reference_plans,
+    resemblance,
+    search,
+)
+from hocket.planner.step._likeness import least_longer, likeness, longer, place, untried, weights
 from hocket.workload import Workload
 
 from .test_captured import captured as captured  # a fixture
@@ -82,8 +92,27 @@ def test_the_interval_of_a_plan_that_was_run_is_narrower(captured: Workload) -> 
         return high / low
 
     assert width(plans[0], seen) < 0.8 * width(plans[0], ran)
-    unlike = min(plans, key=lambda plan: resemblance(plan, plans[0]))
+    unlike = min((one for one in plans if not untried(one, seen)), key=lambda plan: resemblance(plan, plans[0]))
     assert 0.9 * width(unlike, ran) < width(unlike, seen) <= width(unlike, ran)
+
+
+def test_the_interval_of_a_plan_whose_axis_no_run_used_is_wider_and_says_so(captured: Workload) -> None:
+    plans = [plan.resolve(4) for plan in reference_plans(plans_of(captured), 4)]
+    divided = [plan for plan in plans if plan.tensor_parallel_degree > 1]
+    others = [plan for plan in plans if plan.tensor_parallel_degree == 1]
+    ran = Constants(basis="measured", fitted_workers=4, unmodelled=0.1)
+
+    def told(plan: Plan, *runs: Plan) -> tuple[float, bool]:
+        constants = dataclasses.replace(ran, seen=tuple((place(run), 0.0) for run in runs))
+        one = predict(plan, captured, NETWORK, workers=4, batch=BATCH, constants=constants)
+        rows = assumptions(one, NETWORK, precision="float32", workload=captured)
+        return one.interval_s[1] / one.step_s, "tensor axis" in {row[0] for row in rows}
+
+    assert told(divided[0])[1] is False  # of no runs at all nothing is known of any axis
+    tried, untried_one = told(divided[0], divided[-1]), told(divided[0], *others)
+    assert (tried[1], untried_one[1]) == (False, True)
+    assert math.log(untried_one[0]) > 1.5 * math.log(tried[0])
+    assert told(others[0], *others[1:])[1] is False
 
 
 @settings(max_examples=5)

@@ -10,7 +10,7 @@ from hocket.workload import Workload
 from ..axes import AXES
 from ..network import Constants, Network
 from ..plan import Plan
-from ..step import LEVEL, Prediction
+from ..step import LEVEL, Prediction, untried
 from ._preference import NEAR
 from ._search import Search
 
@@ -253,6 +253,10 @@ def _assumptions(
         rows.append((what, f"those of {network.name} differ: all are taken for the least of them", "assumed"))
     if one.measured:
         rows.append(("computation", "each layer's times", "measured"))
+        for name in untried(plan, constants):
+            rows.append(
+                (f"{name} axis", "no plan that was run to calibrate uses it: small models tell its costs", basis)
+            )
         if one.beyond_peak:
             said = f"{format_flops(one.device_flops)} in {one.mfu_format} of {network.name}"
             rows.append(("peak", f"unknown: {said} is less than was measured, so there is no MFU", "measured"))

@@ -3,7 +3,7 @@
 from ._expected import ExpectedTime, expected_collective, expected_order, expected_step, reached_links
 from ._graph import step_graph
 from ._interval import DEVIATIONS, LEVEL, NOISE, spread
-from ._likeness import least_longer, place, resemblance, weights
+from ._likeness import least_longer, place, resemblance, untried, weights
 from ._memory import Memory, memory_of
 from ._profile import LEAST_PART_NBYTES, Profile, in_precision
 from ._stages import balanced_cuts, in_flight
@@ -13,5 +13,5 @@ __all__ = [
     "DEVIATIONS", "LEAST_PART_NBYTES", "LEVEL", "NOISE", "ExpectedTime", "Memory", "Prediction", "Profile", "StepParts",
     "balanced_cuts", "cuts_of", "expected_collective", "expected_order", "expected_step", "in_flight", "in_precision",
     "least_longer", "memory_of", "place", "predict", "predict_within", "reached_links", "refuse_relaxed", "resemblance",
-    "spread", "step_graph", "weights",
+    "spread", "step_graph", "untried", "weights",
 ]  # fmt: skip

@@ -39,6 +39,9 @@ _SPARED = 0.25  # of the computation that fusion and float8 are assumed to take 
 # Of the steps of recurrent layers, which no run has told: cuDNN has several ways, and chooses. Published times of older
 # GPUs are off by 0.3 (`tests/planner/test_recurrent.py`), and those of newer ones may be farther off.
 _RECURRENT = 0.5
+# Of the step of a plan that uses an axis which no run did: of one model six such steps were off by 0.15 to 0.63, and of
+# another by 0.33 to 0.39 (benchmarks/2026-11-29-plans.md).
+_UNTRIED = 0.3
 _FARTHER = 0.015  # of a step, for every doubling of the workers beyond those of the fitted runs
 
 
@@ -52,6 +55,7 @@ def spread(
     spared_s: float = 0.0,
     recurrent_s: float = 0.0,
     alike: float = 0.0,
+    untried: bool = False,
     counted: bool = False,
     on_processors: bool = False,
     nbytes: float = math.inf,
@@ -71,6 +75,7 @@ def spread(
         on_processors: Whether devices are processors.
         nbytes: Of a worker's state and activations, which a processor's cache may hold.
         alike: How like the plan is, from 0 to 1, to the run that is most like it.
+        untried: Whether the plan uses an axis that no run did.
     """
     known, step_s = _KNOWN[constants.basis], sum(parts.values())
     guessed = _COUNTED_ON_PROCESSORS if nbytes > _CACHE_NBYTES else _COUNTED_IN_CACHES
@@ -92,5 +97,6 @@ def spread(
         _SPARED * spared_s,
         _RECURRENT * recurrent_s,
         _FARTHER * farther * step_s,
+        (_UNTRIED if untried else 0.0) * step_s,
     ]
     return math.exp(DEVIATIONS * math.hypot(*errors) / step_s) if step_s else 1.0

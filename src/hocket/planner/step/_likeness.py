@@ -66,6 +66,14 @@ def alike(plan: Plan, constants: Constants, workers: int) -> float:
     return max(likeness(here, other) for other, _ in constants.seen)
 
 
+def untried(plan: Plan, constants: Constants) -> tuple[str, ...]:
+    """Return names of the axes that a plan uses and no run did; none where no runs are known."""
+    if not constants.seen:
+        return ()
+    used = zip(inner(), zip(*(where for where, _ in constants.seen), strict=True), strict=False)  # axes come first
+    return tuple(axis.name for axis, column in used if axis.degree(plan) > 1 and not any(column))
+
+
 def longer(plan: Plan, constants: Constants, workers: int) -> float:
     """Return how many times as long a step of a plan takes as formulas say, as far as runs of like plans tell."""
     if not constants.seen or workers != constants.fitted_workers:

@@ -22,7 +22,7 @@ from ..plan import Plan, plan_homes, undivided
 from ._ends import ends
 from ._gathers import follow_gathers
 from ._interval import spread
-from ._likeness import alike, longer
+from ._likeness import alike, longer, untried
 from ._memory import Memory, memory_of
 from ._pipeline import Hop, crowding, follow, stage_works
 from ._profile import LayerTimes, Profile, in_precision
@@ -188,7 +188,7 @@ class Prediction:
             dict(self.parts.rows()), self.constants, workers=self.workers, hidden_s=hidden_s, measured=self.measured,
             spared_s=self.spared_s, recurrent_s=self.recurrent_s, counted=self.counted,
             on_processors=self.on_processors, nbytes=self.memory.state + self.memory.activations,
-            alike=alike(self.plan, self.constants, self.workers),
+            alike=alike(self.plan, self.constants, self.workers), untried=bool(untried(self.plan, self.constants)),
         )  # fmt: skip
         return self.step_s / times, self.step_s * times
 
