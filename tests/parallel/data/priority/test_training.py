@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from pathlib import Path
 from typing import Any
@@ -220,3 +221,77 @@ def test_what_cannot_be_combined_is_refused_with_the_remedy() -> None:
     other = nn.Linear(3, 3, device="meta")
     with pytest.raises(PlanError, match="from the CPU's memory only"):
         hocket.Trainer(other, F.mse_loss, torch.optim.SGD(other.parameters(), lr=0.1), Plan(priority=True))
+
+
+def written(how: str) -> str:
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    trainer = hocket.Trainer(model, F.mse_loss, optimizer, Plan(priority=True))
+    batch = (torch.ones(4, 4).double(), torch.ones(4, 4).double())
+    for _ in range(4):
+        trainer.step(batch)
+    last = list(model.parameters())[-1]
+    if how == "after finish":
+        trainer.finish()
+    if how in ("in place", "after finish"):
+        with torch.no_grad():
+            last.clamp_(-0.1, 0.1)
+    elif how == "by data":
+        last.data.mul_(0.9)
+    elif how == "other data":
+        last.data = last.data * 0.9
+    elif how == "state":
+        optimizer.state[last]["exp_avg"].zero_()
+    elif how == "no state":
+        optimizer.state.clear()
+    try:
+        trainer.step(batch)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+WRITTEN = {
+    "in place": "to parameter '2.bias'",
+    "by data": "to parameter '2.bias'",
+    "other data": "to parameter '2.bias'",
+    "state": "to the optimizer's state of parameter '2.bias'",
+    "no state": "to the optimizer's state of parameter '",
+    "after finish": "",
+    "nothing": "",
+}
+
+
+def written_all() -> dict[str, str]:
+    return {how: written(how) for how in WRITTEN}
+
+
+def test_what_is_written_before_an_update_that_is_due_is_refused() -> None:
+    for told in run_ranks(written_all, 2, timeout_s=60):
+        for how, what in WRITTEN.items():
+            assert (what in told[how] and "call trainer.finish()" in told[how]) if what else told[how] == ""
+
+
+def loaded(priority: bool) -> list[float]:
+    """Weights and the optimizer's state of before are loaded into what was given to the Trainer."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    trainer = hocket.Trainer(model, F.mse_loss, optimizer, Plan(priority=priority))
+    losses, batches = [], torch.randn(12, 4, 4, generator=torch.Generator().manual_seed(1)).double()
+    for number, x in enumerate(batches):
+        if number == 4:
+            kept = copy.deepcopy((model[2].state_dict(), optimizer.state_dict()))
+        if number == 7:
+            model[2].load_state_dict(kept[0])
+        if number == 9:
+            optimizer.load_state_dict(kept[1])
+        losses.append(float(trainer.step((x, x.flip(0)))))
+    return losses
+
+
+def test_states_of_a_layer_and_of_the_optimizer_are_those_after_the_updates_that_are_due() -> None:
+    (alone,) = run_ranks(loaded, 1, False, timeout_s=60)
+    for losses in run_ranks(loaded, 2, True, timeout_s=60):
+        assert losses == pytest.approx(alone, rel=1e-9)

@@ -16,6 +16,7 @@ from .._strategy import ShardingStrategy, replicated
 from ._chunks import Chunk, cut, order
 from ._sender import Sender
 from ._updates import Updates, watched
+from ._waiting import WaitingParameters
 
 _CHUNK_NBYTES = 2 * 2**20
 """Most bytes of a chunk: what must end before something more urgent can go (ByteScheduler finds 1 to 8 MB best)."""
@@ -62,6 +63,7 @@ class Prioritised(ShardingStrategy):
         self._world = world
         self._chunk_nbytes = chunk_nbytes or _CHUNK_NBYTES
         self._updates = Updates(optimizer)
+        self._waiting = WaitingParameters(parameters, optimizer)
         ranks = [dist.get_global_rank(world.group, rank) for rank in range(world.size)]
         # The order of operations is agreed on for each group: nobody else may post on the sender's.
         self._own = World(world.rank, world.size, dist.new_group(ranks))
@@ -80,8 +82,9 @@ class Prioritised(ShardingStrategy):
         weakref.finalize(self, self._sender.close)
         weakref.finalize(self, _hooks.remove, self._handles)
         before: Any = _hooks.weak_hook(self.finish)
-        self._handles[0] = model.register_state_dict_pre_hook(before)  # type: ignore[no-untyped-call]
-        self._handles[1] = optimizer.register_state_dict_pre_hook(before)
+        for one in (*model.modules(), optimizer):
+            for register in (one.register_state_dict_pre_hook, one.register_load_state_dict_pre_hook):
+                self._handles[len(self._handles)] = register(before)
 
     # --- a form of data parallelism ---------------------------------------------------------------------------------
 
@@ -119,6 +122,8 @@ class Prioritised(ShardingStrategy):
         if self._steps <= 2:  # the order of the steps to come is agreed on where all ranks are
             self.finish()
             self._sender.lay_out(self._flats, self._agreed(), _CREDIT_CHUNKS * self._chunk_nbytes)
+        else:
+            self._waiting.note()
 
     def finish(self) -> None:
         """Wait for the gradients that are on their way, and make the updates that are due."""
@@ -134,6 +139,9 @@ class Prioritised(ShardingStrategy):
         due = [number for number in numbers if number in self._pending]
         if not due:
             return
+        if self._steps > 2:
+            for number in due:
+                self._waiting.check(number)
         self._pending.difference_update(due)
         self._sender.wait(sorted({chunk for number in due for chunk, *_ in self._parts[number]}))
         used = []
