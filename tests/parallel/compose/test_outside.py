@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.planner import Plan
+from hocket.planner import Plan, PlanError
 from hocket.testing import run_ranks
 
 PLANS = {
@@ -360,6 +360,49 @@ def test_what_is_trained_only_after_the_trainer_was_made_is_refused(name: str) -
         assert "(add_param_group), which knows nothing of them" in run_ranks(_trained_later, ranks, name, "added")[0]
     for mine, plain in run_ranks(_thawed_again, 2, name):
         assert mine == pytest.approx(plain, rel=1e-10)
+
+
+def _regrouped(way: str) -> dict[str, tuple[list[float], list[float]] | str]:
+    """Return losses where a parameter changes or leaves its group, with a plain loop's, by plan; or the error."""
+    found: dict[str, tuple[list[float], list[float]] | str] = {}
+    plans = {name: PLANS[name] for name in ("data", "optimizer", "gradients", "parameters", "tensor", "pipeline")}
+    for name, plan in {"plain": None, **plans, "priority": Plan(priority=True)}.items():
+        model = _model()
+        groups = [{"params": list(model[0].parameters()), "lr": 0.02}, {"params": list(model[2:].parameters())}]
+        optimizer = torch.optim.SGD(groups, 0.1)
+        losses: list[float] = []
+        try:
+            trainer = plan and hocket.Trainer(model, nn.functional.mse_loss, optimizer, plan, sample=X)
+            for step in range(6):
+                if step == 3:  # the fuller group: that of a stage's rank is another
+                    other, fuller = sorted(optimizer.param_groups, key=lambda group: len(group["params"]))
+                    taken = fuller["params"].pop()
+                    if way == "moved":
+                        other["params"].append(taken)
+                if trainer is not None:
+                    losses.append(float(trainer.step((X, Y))))
+                    continue
+                optimizer.zero_grad()
+                loss = nn.functional.mse_loss(model(X), Y)
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                losses.append(float(loss.detach()))
+            if trainer is None:
+                plain = losses
+            found[name] = losses, plain
+        except (RuntimeError, PlanError) as error:
+            found[name] = str(error)
+    return found
+
+
+@pytest.mark.parametrize("way", ["moved", "taken out"])
+def test_parameters_that_change_groups_train_as_in_one_process_or_are_refused(way: str) -> None:
+    for found in run_ranks(_regrouped, 2, way):
+        for name in ("data", "parameters", "tensor"):
+            assert found[name][0] == pytest.approx(found[name][1], rel=1e-10)
+        for name in ("optimizer", "gradients", "pipeline", "priority"):
+            assert "moved between the optimizer's groups, or taken out of them" in found[name]
+    assert not isinstance(run_ranks(_regrouped, 1, way)[0]["optimizer"], str)  # one process has nothing to share
 
 
 def _what_is_said(name: str) -> tuple[list[str], list[str]]:

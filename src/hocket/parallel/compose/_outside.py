@@ -189,12 +189,20 @@ def _hint(
 
 
 class OtherParameters:
-    """Notices parameters that are to be trained only after the Trainer was made: it has no gradients of these."""
+    """Notices parameters that are to be trained only after the Trainer was made: it has no gradients of these.
 
-    def __init__(self, model: torch.nn.Module, optimizer: Any) -> None:
+    Where a rank updates its share of the parameters by groups of its own (`own_groups`), it also notices parameters
+    that the program moves between the optimizer's groups, or takes out of them.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: Any, *, own_groups: bool) -> None:
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self._known = {id(p): p for group in optimizer.param_groups for p in group["params"]}
         self._optimizer = optimizer
+        self._groups = self._grouped() if own_groups else None
+
+    def _grouped(self) -> list[list[int]]:
+        return [[id(p) for p in group["params"]] for group in self._optimizer.param_groups]
 
     def check(self) -> None:
         """Raise a RuntimeError if there are any."""
@@ -210,6 +218,13 @@ class OtherParameters:
                 "the optimizer was given other parameters after the Trainer was made (add_param_group), which knows "
                 "nothing of them: add their group before that, and freeze its parameters after that until they are to "
                 "be trained; or make a new Trainer"
+            )
+        if self._groups is not None and self._grouped() != self._groups:
+            raise RuntimeError(
+                "parameters were moved between the optimizer's groups, or taken out of them, after the Trainer was "
+                "made, and by this plan a rank updates its share of them by groups of its own: change the groups "
+                'before that, freeze what is not to be trained any more (not with shard = "optimizer" or "gradients"), '
+                'or plan with data parallelism, shard = "parameters" or tensor parallelism'
             )
 
 

@@ -150,7 +150,9 @@ class Trainer:
         self._splitter = BatchSplitter(self._mesh["data"], taken, targeted=targeted, settle=settle)
         self._errors = StepErrors(self._mesh)
         self._claim.settle(model, self.plan, local=self._composition.local, divided=self._guard(model, world))
-        self._others = OtherParameters(self._composition.model, optimizer)
+        divided = self.plan.shard in ("optimizer", "gradients") or self.plan.priority
+        own_groups = self._mesh["pipeline"].size > 1 or (divided and self._mesh["data"].size > 1)
+        self._others = OtherParameters(self._composition.model, optimizer, own_groups=own_groups)
         self._changed = ChangedModel(model, staged=self._mesh["pipeline"].size > 1)
         self._written = WrittenParts({} if world.rank or self.plan.priority else self._composition.parts())
         self._marks: ReplicaMarks | None = None
