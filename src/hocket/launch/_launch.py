@@ -146,10 +146,12 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
                 ours.aggregators = Aggregators(job, arguments.placement)
             command = rank_command(arguments, job.directory)
             if arguments.light:
+                signals.let_raise()
                 run_here(arguments, command, job.directory, ours)
             else:
                 from ._elastic import run_ranks
 
+                signals.let_raise()
                 run_ranks(arguments, command, job.directory, ours)
         except Interrupted as interruption:
             outcome, code = "interrupted", 128 + interruption.number
