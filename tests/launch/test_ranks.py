@@ -269,6 +269,32 @@ def test_two_launchers_make_one_world_with_torchrun_s_flags(hocket_forked: Any, 
     assert sorted(second.stdout.splitlines()) == ["[2] 1 4", "[3] 1 4"], second.stderr
 
 
+TRAINS = """
+import torch, hocket
+model = torch.nn.Linear(2, 1)
+trainer = hocket.Trainer(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1))
+for _ in range(3):
+    trainer.step((torch.ones(4, 2), torch.ones(4, 1)))
+"""
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_one_of_several_hosts_says_how_long_steps_took_where_the_run_has_no_directory(
+    hocket_forked: Any, script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))  # where torch would leave it
+    port, path = free_port(), script(TRAINS)
+    flags = ["-n", "1", "--nnodes=2", "--no-run-dir", f"--rdzv-backend={backend}"]
+    places = [["--master-addr=127.0.0.1", f"--master-port={port}", f"--node-rank={n}"] for n in (0, 1)]
+    if backend == "c10d":
+        places = [[f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=one"]] * 2
+    with ThreadPoolExecutor(2) as pool:
+        hosts = [pool.submit(hocket_forked, "run", *flags, *place, path, cwd=tmp_path) for place in places]
+    ended = [host.result() for host in hosts]
+    assert [host.returncode for host in ended] == [0, 0], ended
+    assert sum(host.stderr.count("no step is predicted: 3 were made") for host in ended) == 1, ended
+
+
 def test_a_full_disk_ends_a_log_and_not_the_job(hocket: Any, script: Any, tmp_path: Path) -> None:
     path = script("import time\nfor i in range(5): print('x' * 49999, flush=True); time.sleep(0.1)")
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100_000, 100_000))

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from hocket import _early
+
 from ._output import bad_input, print_json
 
 if TYPE_CHECKING:
@@ -45,11 +47,13 @@ def run(context: typer.Context) -> None:
         if step is not None:
             if not {"HOCKET_SECRET", "HOCKET_SECRET_FILE"} & os.environ.keys():
                 os.environ["HOCKET_SECRET"] = secrets.token_hex(32)  # srun hands it to the launchers of all nodes
+            _early.leave()  # what is ignored stays so in srun, until it listens
             os.execvp(step[0], step)
         if arguments.dry_run:
             _show(arguments)
             return
         if arguments.fabric is not None and arguments.placement is None:
+            _early.leave()
             launch.enter_fabric(arguments.fabric, arguments.nproc, context.args)
         result = launch.run(arguments)
     except launch.ArgumentError as error:

@@ -96,7 +96,7 @@ class Explanation:
     def brief(self) -> list[str]:
         """Return what a step took beside what it should have, part by part, in a few lines; none without an update."""
         if self.predicted is None or self.predicted.steps < LEAST_STEPS:
-            made = max((len(one.of(STEP)) for one in self.run.ranks), default=0)
+            made = max((len(set(one.of(STEP)["seq"].tolist())) for one in self.run.ranks), default=0)
             text = (
                 f"no step is predicted: {made} were made; the first two do not count, and {LEAST_STEPS} more are needed"
             )

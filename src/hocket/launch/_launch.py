@@ -146,10 +146,12 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
                 ours.aggregators = Aggregators(job, arguments.placement)
             command = rank_command(arguments, job.directory)
             if arguments.light:
+                signals.let_raise()
                 run_here(arguments, command, job.directory, ours)
             else:
                 from ._elastic import run_ranks
 
+                signals.let_raise()
                 run_ranks(arguments, command, job.directory, ours)
         except Interrupted as interruption:
             outcome, code = "interrupted", 128 + interruption.number
@@ -333,6 +335,7 @@ class _RunningJob(JobListener):
         # When a rank that has raised gets which signal, unless it ends by itself before.
         self._raised: dict[int, tuple[float, signal.Signals]] = {}
         self._world, self._place = 0, ""  # where so many ranks meet
+        self._number = 0  # of this host
         self._secret: bytes | None = None
         self._look_s = 0.0  # when to look again which of several hosts' ranks have come
         self.saved_file = os.path.join(job.directory, "saved")
@@ -348,8 +351,8 @@ class _RunningJob(JobListener):
         err.lines(err.styled(label, style), [line.encode(errors="replace") for line in lines])
 
     def explain(self) -> None:
-        """Say what stands out in the ranks' records; those of several hosts lie together only where one started all."""
-        if self.record is not None and not (self._directory and (self._arguments.label or not self._first)):
+        """Say what stands out in the ranks' records; one of several hosts says it, or the launcher that started all."""
+        if self.record is not None and self._number == 0 and not (self._directory and self._arguments.label):
             for sentence in worth_saying(self.record):
                 self.say(sentence)
 
@@ -396,6 +399,7 @@ class _RunningJob(JobListener):
             if threads is not None:
                 environment["OMP_NUM_THREADS"] = str(threads)
             self._world, self._place = int(environment["WORLD_SIZE"]), _place(environment)
+            self._number = int(environment["GROUP_RANK"])
             if (secret := environment.get(rendezvous.SECRET_FILE_VARIABLE)) is not None:
                 self._secret = rendezvous.read_secret(secret)
             placement, rank = self._arguments.placement, int(environment["RANK"])

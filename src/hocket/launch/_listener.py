@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from subprocess import Popen
+from types import FrameType
 from typing import Any, Protocol
 
+from hocket import _early
 from hocket._sweep import stat_of
 
 from ._child import Child
@@ -22,6 +24,7 @@ _COMPLAIN_S = 5.0  # for ranks that wait for a stopped one to say so themselves:
 _SAME_S = 5.0  # in which a signal that comes again is the same notice still
 _SAME_KEY_S = 0.2  # of SIGINT: who presses Ctrl-C twice means it, and takes longer
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_TO_RAISE = (signal.SIGTERM, signal.SIGHUP)  # before there are ranks
 
 
 class Streams(Protocol):
@@ -144,20 +147,47 @@ def to_handle(names: str) -> list[str]:
 
 
 class EndingSignals(AbstractContextManager["EndingSignals"]):
-    """Gives back at its end the handlers that elastic replaces; nothing may interrupt the clean-up before that."""
+    """What is told by signals before there are ranks; then elastic's handlers, or others, take the place of these.
+
+    At its end it gives back the handlers of before; nothing may interrupt the clean-up before that. Ctrl-C raises
+    KeyboardInterrupt all along.
+    """
 
     def __init__(self) -> None:
         self._before: dict[signal.Signals, Any] = {}
+        self._raises = False
+        self._told: signal.Signals | None = None
 
     def __enter__(self) -> "EndingSignals":
         if threading.current_thread() is threading.main_thread():
+            _early.leave()
             self._before = {number: signal.getsignal(number) for number in _ENDING}
+            for number, handler in self._before.items():
+                if number in _TO_RAISE and handler != signal.SIG_IGN:
+                    signal.signal(number, self._hear)
         return self
 
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self._raises:
+            raise Interrupted(signal.Signals(number))
+        self._told = signal.Signals(number)
+
+    def let_raise(self) -> None:
+        """From here on raise Interrupted when such a signal comes, or now if one has come.
+
+        Not before modules are loaded: extension modules may lose what is raised while they set themselves up, or abort.
+        """
+        self._raises = True
+        if self._told is not None:
+            raise Interrupted(self._told)
+
     def pass_on(self, number: signal.Signals, send: Callable[[int], None]) -> None:
-        """Call `send` when this signal comes, which ends nothing here."""
+        """Call `send` when this signal comes, which ends nothing here, or now if it came while all was being loaded."""
         if self._before:
             self._before[number] = signal.signal(number, lambda number, _: send(number))
+            if _early.noticed(number):
+                send(number)
 
     def ignore(self) -> None:
         """From here on nothing interrupts."""

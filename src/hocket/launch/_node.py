@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hocket import _sweep
+from hocket import _early, _sweep
 
 from ._facts import resources, versions
 from ._hosts import LOST, MARK
@@ -89,7 +89,7 @@ class _Lifeline:
 
 def main() -> None:
     """Be one host of a job."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there are ranks to pass it on to
+    _early.keep_notices()  # until there are ranks to pass them on to
     lifeline = _Lifeline(float(sys.argv[1]))
     _say({"address": _address()})
     order = lifeline.order()

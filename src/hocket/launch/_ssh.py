@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, BinaryIO
 
+from hocket import _early
 from hocket.comm import rendezvous
 
 from ._arguments import LaunchArguments
@@ -119,10 +120,13 @@ class _Signals:
         self._notices = Notices()
 
     def __enter__(self) -> "_Signals":
+        _early.leave()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             if signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._note)
         self._before[PASSED_ON] = signal.signal(PASSED_ON, lambda number, _: self.to_pass_on.append(number))
+        if _early.noticed(PASSED_ON):
+            self.to_pass_on.append(PASSED_ON)
         # A launcher that is stopped gives no signs of life, and the hosts would end the job.
         self._before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
         return self

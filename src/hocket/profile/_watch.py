@@ -110,6 +110,8 @@ def loading(batches: Iterable[_T]) -> Iterator[_T]:
 def mark_step(begin_s: float, end_s: float) -> None:
     """Record a step of training that this program tells of; from the first on, updates of optimizers count none."""
     if _watch is not None:
+        if not _watch.told and begin_s <= _watch.last_s <= end_s:
+            _watch.steps -= 1  # the update that this first step made has been counted
         _watch.told = True
         _watch.step(begin_s, end_s)
 

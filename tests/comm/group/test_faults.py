@@ -2,6 +2,7 @@
 
 import errno
 import os
+import queue
 import random
 import re
 import signal
@@ -235,6 +236,32 @@ def _disagree(case):
         after = torch.ones(3)
         dist.all_reduce(after)
         return str(error), after.tolist()
+
+
+def _disagree_by_threads():
+    """Each rank calls in two threads, in another order."""
+    said, over = queue.Queue(), threading.Event()
+
+    def call(numel):
+        try:
+            dist.all_reduce(torch.ones(numel))
+        except CollectiveMismatchError as error:
+            said.put(str(error))
+        over.wait(deadline(20))
+
+    texts = []
+    for numel in (10, 1000)[:: 1 - 2 * dist.get_rank()]:
+        threading.Thread(target=call, args=(numel,), name=f"of {numel}").start()
+        texts.append(said.get(timeout=deadline(20)))
+    over.set()
+    return texts
+
+
+def test_where_threads_have_called_a_disagreement_names_them():
+    for rank, said in enumerate(run_ranks(_disagree_by_threads, 2)):
+        first, second = (("of 10", "of 1000"), ("of 1000", "of 10"))[rank]
+        assert f"operations of this group were called in thread {first!r}: if two" in said[0]
+        assert f"operations of this group were called in thread {first!r}, {second!r}: if two" in said[1]
 
 
 @pytest.mark.parametrize("case", ["size", "type", "operator", "operation", "asynchronous"])

@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import signal
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -420,3 +421,49 @@ def test_what_is_in_the_way_is_said_before_anything_can_be_lost(tmp_path: Path) 
     with pytest.raises(CheckpointError, match="no checkpoint could be written"):
         trainer.resume(tmp_path / "notes" / "checkpoint")
     assert (tmp_path / "notes").read_text() == "mine"
+
+
+def _own_batches(path: str, count: str, stop_before: int | None, saves: bool = True) -> tuple[list[float], list[str]]:
+    """The losses of a Trainer's loop over its own batches, which saves after each step, and what it was warned of."""
+    torch.manual_seed(0)
+    _preemption._EVERY_S = 0.0
+    batches = list(torch.randn(6, 8, 5, dtype=torch.float64))
+    model = nn.Linear(4, 1).double()
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, torch.optim.Adam(model.parameters(), lr=0.05))
+    done = 0
+
+    def extra() -> dict[str, int]:
+        return {"steps": {"of the loop": step, "of the Trainer": trainer.steps, "made": done}[count]}
+
+    step, losses = 0, []
+    with warnings.catch_warnings(record=True) as told, contextlib.suppress(SystemExit):
+        warnings.simplefilter("always")
+        state = trainer.resume(path, extra)
+        done = begin = state["steps"] if state else 0
+        for step in range(begin, len(batches)):
+            if step == stop_before and dist.get_rank() == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+            losses.append(float(trainer.step((batches[step][:, :4], batches[step][:, 4:]))))
+            done += 1
+            if saves:
+                trainer.save(path, extra=extra())
+    return losses, [str(one.message) for one in told if "resume: extra" in str(one.message)]
+
+
+@pytest.mark.parametrize(("count", "saves"), [("of the Trainer", True), ("made", True), ("of the loop", False)])
+def test_a_loop_over_its_own_batches_goes_on_with_the_step_before_which_it_was_told(
+    tmp_path: Path, count: str, saves: bool
+) -> None:
+    whole, warned = run_ranks(_own_batches, 2, str(tmp_path / "whole"), count, None, saves)[0]
+    begun, warned_then = run_ranks(_own_batches, 2, str(tmp_path / "stopped"), count, 3, saves)[0]
+    ended, _ = run_ranks(_own_batches, 2, str(tmp_path / "stopped"), count, None, saves)[0]
+    assert len(begun) == 3
+    assert begun + ended == whole
+    assert warned == warned_then == []
+
+
+def test_a_counter_that_is_another_after_a_step_than_before_the_next_is_warned_of(tmp_path: Path) -> None:
+    first, other = run_ranks(_own_batches, 2, str(tmp_path), "of the loop", None)
+    assert other[1] == []
+    (told,) = first[1]
+    assert "extra gave {'steps': 0} as this program saved, and gives {'steps': 1} before the step that follows" in told

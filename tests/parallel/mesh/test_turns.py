@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import pytest
@@ -94,6 +98,46 @@ def test_threads_that_wait_for_each_other_give_the_losses_of_one_process(plan: h
         assert losses == pytest.approx(alone, rel=1e-12)  # rounding alone differs
 
 
+def _by_pool(plan: hocket.Plan, pool: str = "executor") -> list[float]:
+    """Its epochs are tasks of a pool, whose thread lives on, and it is evaluated here between them."""
+    trainer, losses = _made(plan), []
+    for _ in range(3):
+        if pool == "executor":
+            losses += EXECUTOR.submit(_epoch, trainer, _batches()).result(deadline(20))
+        elif pool == "map":
+            losses += next(iter(EXECUTOR.map(_epoch, [trainer], [_batches()])))
+        elif pool == "pool":
+            losses += POOL.apply(_epoch, (trainer, _batches()))
+        else:
+            losses += asyncio.run(_awaited(trainer))
+        losses.append(trainer.evaluate(_batches()))
+    return losses
+
+
+async def _awaited(trainer: hocket.Trainer) -> list[float]:
+    return await asyncio.get_running_loop().run_in_executor(EXECUTOR, _epoch, trainer, _batches())
+
+
+EXECUTOR, POOL = ThreadPoolExecutor(1), ThreadPool(1)
+
+
+@pytest.mark.parametrize("pool", ["executor", "map", "pool", "asyncio"])
+def test_tasks_of_a_pool_that_are_waited_for_give_the_losses_of_one_process(pool: str) -> None:
+    (alone,) = run_ranks(_by_pool, 1, hocket.Plan(), pool)
+    for losses in run_ranks(_by_pool, 2, hocket.Plan(), pool):
+        assert losses == pytest.approx(alone, rel=1e-12)
+
+
+def _task_beside(plan: hocket.Plan) -> Any:
+    """A task that runs while the main thread does something else, and is over when that goes on."""
+    trainer = _made(plan)
+    task = EXECUTOR.submit(trainer.step, _batches()[0])
+    until_s = time.monotonic() + deadline(20)
+    while not task.done() and time.monotonic() < until_s:
+        sum(range(1000))
+    return trainer.step(_batches()[1])
+
+
 def _batches_ahead(plan: hocket.Plan) -> Any:
     trainer = _made(plan)
     return _epoch(trainer, _Ahead(trainer.batches(_batches())), opened=True)
@@ -143,7 +187,7 @@ def _refused(program: Callable[[hocket.Plan], Any], plan: hocket.Plan) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("program", [_batches_ahead, _distributed_ahead, _two_at_once, _within_a_call])
+@pytest.mark.parametrize("program", [_batches_ahead, _distributed_ahead, _two_at_once, _within_a_call, _task_beside])
 def test_threads_that_run_at_once_are_refused_on_every_rank(program: Callable[[hocket.Plan], Any]) -> None:
     for said in run_ranks(_refused, 2, program, hocket.Plan()):
         assert "is still running: on another rank they may come in another order" in said

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -21,6 +22,7 @@ Action = Callable[[float], str]
 """Does the work within so many seconds and returns the path taken."""
 
 _CLOSE_S = 5.0
+_THREADS = 8  # whose names are kept at most
 
 
 @functools.cache
@@ -48,6 +50,7 @@ class Runner:
         self._size = size
         self._channel = channel
         self._broken: CommError | None = None
+        self._thread, self._threads = 0, dict[int, str]()  # the last that has called, and the names of all
         self._queue = ProgressQueue(name)
 
     def submit(
@@ -65,6 +68,8 @@ class Runner:
                 f"That was before: group {self._name!r} is over, for all of this program. Start the ranks again."
             )
             raise again
+        if self._thread != threading.get_ident():
+            self._note_thread()
         timeout_s = opts.timeout.total_seconds()
         if timeout_s <= 0:
             timeout_s = self.timeout_s
@@ -131,6 +136,12 @@ class Runner:
                 record.published_s = record.arrived_s = record.started_s
             _observe.announce_finished(record)
         except CollectiveMismatchError as error:
+            if set(self._threads) - {threading.main_thread().ident}:
+                names = ", ".join(map(repr, self._threads.values()))
+                error.args = (
+                    f"{error}. On this rank operations of this group were called in thread {names}: if two threads "
+                    "call at once, another rank may come to theirs in another order",
+                )
             return error
         except BaseException as error:
             self._break(error)
@@ -163,6 +174,12 @@ class Runner:
         """Tell the peers at once that this rank takes part no more, and what has failed in its program if that ends."""
         if self._channel is not None:
             self._channel.leave(ending())
+
+    def _note_thread(self) -> None:
+        """Remember who calls, for where ranks disagree; threads that Python has not made have no telling names."""
+        self._thread, thread = threading.get_ident(), threading.current_thread()
+        if not isinstance(thread, threading._DummyThread) and len(self._threads) < _THREADS:
+            self._threads[self._thread] = thread.name
 
     def _record(self, kind: str, payload: Any, asynchronous: bool) -> _observe.OperationRecord:
         if isinstance(payload, torch.Tensor):

@@ -2,10 +2,14 @@
 
 import contextlib
 import gc
+import hashlib
 import os
+import pickle
+import reprlib
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -38,6 +42,7 @@ class Preemption:
         world: All ranks; they must all make one, and then take the same batches.
         path: Where the checkpoint goes.
         save: Writes it; a collective operation.
+        extra: Gives what is kept with it.
 
     Raises:
         ValueError: This is not the main thread, the only one that hears of signals.
@@ -45,7 +50,9 @@ class Preemption:
             begun either, is to be resumed: between whose batches both are saved, nobody has said.
     """
 
-    def __init__(self, world: World, path: Path, save: Callable[[], None]) -> None:
+    def __init__(
+        self, world: World, path: Path, save: Callable[[], None], extra: Callable[[], Any] = lambda: None
+    ) -> None:
         lock_until_exit(path, world)
         with alike(world):
             if world.rank == 0 and _waiting():
@@ -62,6 +69,9 @@ class Preemption:
         self._world = world
         self._path = path
         self._save = save
+        self._extra = extra
+        self._saved: tuple[bytes, str] | None = None  # what extra gave as the program itself saved, to be compared
+        self._compared = False
         self.begun = False  # whether there was a batch after which it could save
         self.told = 0
         self._calls = self._due = 0
@@ -109,6 +119,8 @@ class Preemption:
             SystemExit: One was told to end, and the checkpoint is written.
         """
         self.begun = True
+        if self._saved is not None and not self.inside:
+            self._compare(*self._saved)
         self._calls += 1
         if self._calls <= self._due:
             return
@@ -123,6 +135,33 @@ class Preemption:
         if number:
             self._end(signal.Signals(number).name)
 
+    def saved(self, path: Path, extra: Any) -> None:
+        """Learn that the program itself saves, to the same path and what `extra` gives, say; a collective operation.
+
+        In a loop without `batches` a signal saves before a step, when the loop's counters may have gone on.
+        """
+        if self._compared or self.inside or path != self._path:
+            return
+        given = self._extra()
+        with contextlib.suppress(Exception):  # what cannot be pickled is told where it is saved
+            if (found := _digest(given)) == _digest(extra):
+                self._saved, self._compared = (found, reprlib.repr(given)), True
+
+    def _compare(self, digest: bytes, before: str) -> None:
+        """Warn if what `extra` gives before a step is something else than after the one before it; once."""
+        self._saved = None
+        given = self._extra()
+        with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
+            if _digest(given) != digest and self._world.rank == 0:
+                warnings.warn(
+                    f"resume: extra gave {before} as this program saved, and gives {reprlib.repr(given)} before the "
+                    "step that follows, though the weights are the same: a signal saves before a step, and a program "
+                    "that goes on rightly from what it saves itself would leave out a step then. Give both a number "
+                    "that is alike there, such as trainer.steps, the steps that are made, and go on with the step of "
+                    "that number",
+                    stacklevel=5,
+                )
+
     def _end(self, name: str) -> None:
         self._save()
         if self._world.rank == 0:
@@ -133,6 +172,10 @@ class Preemption:
         with contextlib.suppress(OSError):
             Path(file).write_text(name)
         raise SystemExit(0)
+
+
+def _digest(values: Any) -> bytes:
+    return hashlib.sha256(pickle.dumps(values)).digest()
 
 
 def _waiting() -> bool:

@@ -51,7 +51,7 @@ class StepErrors:
         self.inside, begin_s = True, time.monotonic()
         try:
             if self._mesh.whole.size > 1:
-                in_turn(f"a {what} of the Trainer")
+                in_turn(f"{'an' if what == 'evaluation' else 'a'} {what} of the Trainer")
             with loops_set_aside():
                 yield
         except CollectiveMismatchError:

@@ -441,6 +441,8 @@ class Trainer:
         self._check_model()
         self._claim.check()
         self.finish()
+        if self._preemption is not None:
+            self._preemption.saved(Path(path), extra)
         about = {"steps": self.steps, "plan": self.plan.to_json(), "loaders": self._loaders.positions()}
         _in_and_out.save(self._composition, Path(path), about, extra)
 
@@ -478,7 +480,9 @@ class Trainer:
 
         From here on SIGTERM and SIGUSR1 (a preemption, Slurm's `--signal=USR1@90`, an eviction, `kill`) write a
         checkpoint after the step that all ranks have made, and end the program: with exit status 75, or, under `hocket
-        run`, so that this gives 75. What the program does with a batch of `batches` is done before that.
+        run`, so that this gives 75. What the program does with a batch of `batches` is done before that. In a loop
+        without `batches` the next call of `step` saves, before it makes a step: give `extra` the number of that step
+        (`trainer.steps`, as many as are made), and go on with it.
 
         Args:
             path: a directory for the checkpoint.
@@ -501,7 +505,7 @@ class Trainer:
         found = self.load(path, weights_only=weights_only) if there else None
         checkpoint.check_place(Path(path), self._mesh.whole)
         given, self._preemption = extra or (lambda: None), None
-        self._preemption = Preemption(self._mesh.whole, Path(path), lambda: self.save(path, given()))
+        self._preemption = Preemption(self._mesh.whole, Path(path), lambda: self.save(path, given()), given)
         return found
 
     # --- weights ----------------------------------------------------------------------------------------------------

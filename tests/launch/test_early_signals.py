@@ -1,0 +1,81 @@
+"""Signals that come to `hocket run` before it has started a rank, and while it waits for other hosts."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hocket.comm.rendezvous import own_secret_file
+from hocket.launch._facts import free_port
+from hocket.testing import deadline
+
+# Python loads it first of all: the command stops for us when it asks for the module that HOCKET_TEST_AT names.
+SLOW = """
+import os, pathlib, sys, time
+here = pathlib.Path(os.environ["HOCKET_TEST"])
+class Slow:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == os.environ.get("HOCKET_TEST_AT") and not (here / "there").exists():
+            (here / "there").touch()
+            while not (here / "go").exists():
+                time.sleep(0.01)
+sys.meta_path.insert(0, Slow)
+"""
+TELLS = "import os; print('told', os.path.exists(os.environ['HOCKET_SAVED_FILE'] + '.told'))"
+
+
+@pytest.fixture
+def told(hocket: Any, script: Any, tmp_path: Path, wait_until: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Start a job with flags, signal it when it asks for a module, and return its end."""
+
+    def start(module: str, number: int, *flags: str, **settings: Any) -> tuple[int, str, str]:
+        script(SLOW, "sitecustomize.py")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+        monkeypatch.setenv("HOCKET_TEST_AT", module)
+        process = hocket("run", "-n", "2", *flags, script(TELLS), **settings)
+        wait_until((tmp_path / "there").exists)
+        process.send_signal(number)
+        (tmp_path / "go").touch()
+        out, err = process.communicate(timeout=deadline(60))
+        return process.returncode, out, err
+
+    return start
+
+
+@pytest.mark.parametrize("module", ["hocket.cli", "hocket.launch", "hocket.launch._local"])
+def test_a_notice_waits_for_the_ranks(told: Any, module: str) -> None:
+    status, out, err = told(module, signal.SIGUSR1)
+    assert (status, sorted(out.splitlines())) == (0, ["[0] told True", "[1] told True"]), err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_the_job_is_said_though_it_has_not_begun(told: Any, number: signal.Signals, tmp_path: Path) -> None:
+    status, out, err = told("hocket.launch", number, f"--run-dir={tmp_path / 'run'}")
+    said = f"hocket: {number.name} before any rank was started, exit status {128 + number}\n"
+    assert (status, out, err) == (-number, "", said)
+    assert not (tmp_path / "run").exists()
+
+
+def test_under_nohup_the_terminal_may_go_at_any_moment(told: Any) -> None:
+    ignore = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731 - for preexec_fn
+    status, out, err = told("hocket.launch", signal.SIGHUP, preexec_fn=ignore)
+    assert (status, sorted(out.splitlines())) == (0, ["[0] told False", "[1] told False"]), err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_launcher_that_waits_for_other_hosts_says_what_ended_it(
+    hocket: Any, script: Any, temporary: Path, wait_until: Any, number: signal.Signals
+) -> None:
+    own_secret_file()
+    flags = ("--nnodes=2", "--node-rank=0", "--master-addr=127.0.0.1", f"--master-port={free_port()}")
+    process = hocket("run", "-n", "1", *flags, script(""))
+    wait_until(lambda: list(temporary.glob("hocket-job-*/secret")))
+    process.send_signal(number)
+    _, err = process.communicate(timeout=deadline(60))
+    assert process.returncode == 128 + number
+    assert f"s, exit status {128 + number}\n" in err
+    assert "hocket: interrupted after" in err
