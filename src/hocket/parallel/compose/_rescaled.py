@@ -89,7 +89,7 @@ def _columns(one: torch.Tensor) -> torch.Tensor:
 
 def _fit(before: torch.Tensor, after: torch.Tensor, dtype: torch.dtype) -> Fit | None:
     """Return columns, and the factors and shifts that map them; None if one is not mapped by a line."""
-    places = [i for i in range(before.shape[1]) if len(before[:, i].unique()) >= _LEAST]
+    places = [i for i in range(before.shape[1]) if len(set(before[:, i].tolist())) >= _LEAST]
     x, y = before[:, places], after[:, places]
     if not places or not bool(torch.isfinite(x).all() and torch.isfinite(y).all()):
         return None
