@@ -19,6 +19,7 @@ from ..data import ExchangedSamples
 from ..mesh import World
 from ._leftovers import values_in
 from ._loss_function import modules_in
+from ._rescaled import RescaledColumns
 
 _DEPTH = 4
 _MOST = 2**12  # elements of what is compared: more are data
@@ -35,6 +36,7 @@ class BetweenCalls:
     def __init__(self, world: World, looks: int) -> None:
         self._world, self._looks = world, looks
         self._exchanged, self._samples = ExchangedSamples(), 0
+        self._rescaled = RescaledColumns(world)
         self._sizes: list[torch.Size] = []  # of what the loader has yielded, without the samples
 
     def follow(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -50,6 +52,7 @@ class BetweenCalls:
                     self._exchanged.forget()
                     self._samples, self._sizes = note.share.samples, _sizes(batch)
                     self._exchanged.follow_batch(tensors_in(batch), self._samples)
+                    self._rescaled.note(tensors_in(batch))
                     self._exchanged.begin()
                 yield batch
         finally:
@@ -74,9 +77,11 @@ class BetweenCalls:
         self._looks -= 1
         exchanged = self._exchanged
         exchanged.given(tensors_in(given), self._samples)
-        found = self._world.from_all((exchanged.given_off, exchanged.mixes) if part else (0.0, False))
+        followed = part and not self._rescaled.written()  # else what was followed is not what the loop had
+        found = self._world.from_all((exchanged.given_off, exchanged.mixes) if followed else (0.0, False))
         before, after = self._world.from_all(self._sizes), self._world.from_all(_sizes(given))
         exchanged.forget()
+        rescaled = self._rescaled.differ(tensors_in(given) if part else ())
         off, mixes = max(one for one, _ in found), any(one for _, one in found)
         if off and not mixes:
             raise ValueError(
@@ -87,13 +92,22 @@ class BetweenCalls:
                 "to trainer.batches; or take a statistic of the whole data set"
             )
         cropped = part and after.count(after[0]) < len(after) and before.count(before[0]) == len(before)
-        self._looks *= not (off or cropped)
+        self._looks *= not (off or cropped or rescaled)
         if cropped and not off and self._world.rank == 0:
             other = next(one for one in after if one != after[0])
             warnings.warn(
                 f"the loop gives trainer.step samples of sizes {_said(after[0])} on rank 0, {_said(other)} on another "
                 "(cut to the longest of this rank's part, say): right if the model masks padding. If not, cut them to "
                 "one length, or loop over the loader itself, and give trainer.step that batch, which it divides",
+                stacklevel=3,
+            )
+        if rescaled and not off and self._world.rank == 0:
+            warnings.warn(
+                "the loop has multiplied or shifted samples of its part of the batch, between trainer.batches and "
+                "trainer.step, by numbers that other ranks do not have: if they come from that part (its mean and "
+                "deviation, by numpy or item()), one process takes them from the whole batch. Loop over the loader "
+                "itself, and give trainer.step that batch, which it divides, or take a statistic of the whole data "
+                "set. What is drawn at random may differ",
                 stacklevel=3,
             )
         if off and self._world.rank == 0:
