@@ -27,6 +27,7 @@ from ._later_padding import LaterPadding
 from ._left_out import LeftOutBatches
 from ._loss_weight import LossWeights
 from ._model_buffers import ModelBuffers
+from ._other_libraries import TWICE, refuse_others, tell_own_batches
 from ._outside import OutsideModules
 from ._reducer import GradientReducer
 from ._replica_marks import ReplicaMarks
@@ -107,6 +108,7 @@ class DataParallel(StandsForModule):
         self._looked = False  # whether the model itself and the first loss were looked at
         self._apart: Apart | None = None  # what the model computes for a sample from others, once that was looked at
         self._batches = 0  # that have come
+        self._unknown = _LOOKS  # losses of batches that have come another way, after which no loader is asked for
         self._open = False  # whether more may come of a loader
         self._left_out = LeftOutBatches()
         self._looks = _LOOKS  # at losses that are to come
@@ -129,6 +131,7 @@ class DataParallel(StandsForModule):
         if world.size > 1:
             self._told_norms = _tell_batch_norms(module, world)
             check_model(module, world)
+            refuse_others(module, self)
             broadcast_tensors([*replicated.values(), *module.buffers()], world)
             reducer = GradientReducer(
                 list(replicated), list(replicated.values()), world, bucket_bytes, first_bucket_bytes, compression
@@ -144,10 +147,7 @@ class DataParallel(StandsForModule):
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> Any:
         """What torch's DistributedDataParallel asks a model for, first of all."""
-        raise ValueError(
-            "hocket.distribute averages this model's gradients already, and DistributedDataParallel would do it again: "
-            'take one of the two (for the latter on Hocket\'s backend: dist.init_process_group("hocket"))'
-        )
+        raise ValueError(TWICE)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""
@@ -432,6 +432,8 @@ class DataParallel(StandsForModule):
         if len(waiting) > 1 and not torch_adapter.reaches(roots[0], self._made):
             return  # another model's loss
         reducer.due = True
+        if note is None and self._unknown:
+            self._unknown = 0 if tell_own_batches(self._world) else self._unknown - 1
         if note is None or note.share is None or self._loss_reduction == "sum":
             if note is not None and roots[0].numel() == 1:
                 note.summed = roots[0].detach() if self._loss_reduction == "sum" else None
