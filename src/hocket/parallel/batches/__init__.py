@@ -28,6 +28,7 @@ from ._loss_graph import (
     takes_one,
     terms,
 )
+from ._packed import Packed
 from ._rng import RandomStream, RngStates, mix, restored
 from ._samples import Key, RankSampler, SeededDataset, each
 from ._term_values import Addends, TermValues, addends, term_off
@@ -40,7 +41,7 @@ from .trees import called, mapped, tensors_in, views_like
 __all__ = [
     "GUARDED", "SAME_VALUES", "SUMS", "Addends", "AgreedCount", "Alone", "BatchEntry", "BatchPart", "BatchShard",
     "BatchSplitter", "Cutter", "DistributedLoader", "Key", "Keywords", "LossForm", "LossTally", "MeasuredLoss",
-    "Numbers", "RandomStream", "RankSampler", "Reduction", "RngStates", "SeededDataset", "ShardedLoader",
+    "Numbers", "Packed", "RandomStream", "RankSampler", "Reduction", "RngStates", "SeededDataset", "ShardedLoader",
     "SharedLoader", "TensorCount", "Term", "TermValues", "TracedNumber", "addends", "average", "batch_of", "called",
     "cut_fields", "digest", "divided_by", "divides_by_samples", "divides_itself", "divisor_of_shares",
     "divisor_of_some", "divisors", "due", "each", "entries_of", "expected_size", "fingerprint", "generators",

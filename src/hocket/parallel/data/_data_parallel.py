@@ -193,6 +193,11 @@ class DataParallel(StandsForModule):
         if note is not None and share is not None and self._padding.looks and share.total > 1:
             judged = self._loss_reduction == "mean" and not self._looked  # by the look at the first batch
             self._padding.look(inputs, note.alone_like(inputs), share.samples, model=not judged)
+        if note is not None and share is not None and note.packed is not None and share.total > 1:
+            other = note.packed_like(inputs)
+            if other is not None:
+                self._padding.look_packed(inputs, other, note.packed)
+            note.packed = None
         self._padding.given(inputs)
         self._share = 1.0 if share is None else share.weight
         if self._batches <= _BATCHES:
