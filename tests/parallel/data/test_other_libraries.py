@@ -90,3 +90,60 @@ def wrapped_though_distributed() -> tuple[str, Any, Any]:
 def test_the_model_itself_is_not_wrapped_while_it_is_distributed() -> None:
     found = run_ranks(wrapped_though_distributed, 2, timeout_s=120)
     assert all(one[1:] == (torch.Size([1, 4]),) * 2 for one in found)
+
+
+class Slow(torch.optim.Optimizer):
+    """Steps with another optimizer, and goes back half of the way each second time, as torch_optimizer's Lookahead."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:  # does not call the constructor of its base
+        self.optimizer, self.param_groups, self.defaults = inner, inner.param_groups, inner.defaults
+        self.state: Any = {}
+        self.steps, self.slow = 0, [p.detach().clone() for group in inner.param_groups for p in group["params"]]
+
+    def step(self, closure: Any = None) -> Any:
+        loss = self.optimizer.step(closure)
+        self.steps += 1
+        if self.steps % 2 == 0:
+            for group in self.param_groups:
+                for slow, parameter in zip(self.slow, group["params"], strict=True):
+                    slow.lerp_(parameter.data, 0.5)
+                    parameter.data.copy_(slow)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+
+def train_with_a_wrapper(trainer: bool, closure: bool) -> tuple[list[float], Any]:
+    torch.manual_seed(0)
+    model: Any = nn.Linear(4, 1).double()
+    optimizer: Any = Slow(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
+    loader: Any = DataLoader(data(), batch_size=7)
+    losses = []
+    if trainer:
+        made = hocket.Trainer(model, lambda out, y: nn.functional.mse_loss(out, y.double()), optimizer)
+        losses = [float(made.step((x.double(), y))) for x, y in made.batches(loader)]
+        return losses, model.weight.tolist()
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    for x, y in loader:
+        x, y = x.double(), y.double()
+
+        def loss_of(x: Any = x, y: Any = y) -> Any:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        losses.append(float(hocket.average(loss_of().detach())))
+        optimizer.step(loss_of if closure else None)
+    return losses, model.module.weight.tolist()
+
+
+@pytest.mark.parametrize(("trainer", "closure"), [(False, False), (False, True), (True, False)])
+def test_an_optimizer_around_another_that_takes_no_hooks_itself_trains_as_by_one_process(
+    trainer: bool, closure: bool
+) -> None:
+    (alone,) = run_ranks(train_with_a_wrapper, 1, trainer, closure, timeout_s=120)
+    for losses, weight in run_ranks(train_with_a_wrapper, 2, trainer, closure, timeout_s=120):
+        assert losses == pytest.approx(alone[0], rel=1e-9)
+        assert weight[0] == pytest.approx(alone[1][0], rel=1e-9)

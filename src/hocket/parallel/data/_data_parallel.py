@@ -300,7 +300,8 @@ class DataParallel(StandsForModule):
     def _follow(self, optimizer: Any) -> None:
         """Have the optimizer's settings compared between ranks, and gradients that it takes and nobody has averaged."""
         self._marks.follow(optimizer)
-        if self._reducer is None or not hasattr(optimizer, "register_step_pre_hook"):
+        steps = torch_adapter.steps_of(optimizer)
+        if self._reducer is None or steps is None:
             return
         mine, averaged = weakref.ref(self), self._reducer.averaged
 
@@ -322,8 +323,8 @@ class DataParallel(StandsForModule):
             if (model := mine()) is not None and model._waits and model._open:
                 _exchanged.begin()
 
-        optimizer.register_step_pre_hook(compare)
-        optimizer.register_step_post_hook(look_on)
+        steps.register_step_pre_hook(compare)
+        steps.register_step_post_hook(look_on)
 
     @property
     def holds_back(self) -> bool:
