@@ -422,3 +422,14 @@ def outside_compiler(function: _F) -> _F:
 
     call._torchdynamo_disable = True  # type: ignore[attr-defined]
     return cast(_F, call)
+
+
+def steps_of(optimizer: Any) -> Any:
+    """Return the optimizer on which hooks on steps can be registered; None if there is none.
+
+    It is the inner one of a wrapper that is an `Optimizer` by name alone, and has not called its constructor.
+    """
+    for one in (optimizer, getattr(optimizer, "optimizer", None)):
+        if hasattr(one, "_optimizer_step_pre_hooks") and hasattr(one, "_optimizer_step_post_hooks"):
+            return one
+    return None

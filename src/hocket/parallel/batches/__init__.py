@@ -28,23 +28,25 @@ from ._loss_graph import (
     takes_one,
     terms,
 )
+from ._packed import Packed
 from ._rng import RandomStream, RngStates, mix, restored
 from ._samples import Key, RankSampler, SeededDataset, each
 from ._term_values import Addends, TermValues, addends, term_off
 from ._totals import average, total
 from ._traced_numbers import Numbers, TracedNumber, plain, traced
 from ._undisturbed import unaltered, undisturbed
-from ._user_loader import expected_size, generators, inner_loader
+from ._user_loader import divides_itself, expected_size, generators, inner_loader
 from .trees import called, mapped, tensors_in, views_like
 
 __all__ = [
     "GUARDED", "SAME_VALUES", "SUMS", "Addends", "AgreedCount", "Alone", "BatchEntry", "BatchPart", "BatchShard",
     "BatchSplitter", "Cutter", "DistributedLoader", "Key", "Keywords", "LossForm", "LossTally", "MeasuredLoss",
-    "Numbers", "RandomStream", "RankSampler", "Reduction", "RngStates", "SeededDataset", "ShardedLoader",
+    "Numbers", "Packed", "RandomStream", "RankSampler", "Reduction", "RngStates", "SeededDataset", "ShardedLoader",
     "SharedLoader", "TensorCount", "Term", "TermValues", "TracedNumber", "addends", "average", "batch_of", "called",
-    "cut_fields", "digest", "divided_by", "divides_by_samples", "divisor_of_shares", "divisor_of_some", "divisors",
-    "due", "each", "entries_of", "expected_size", "fingerprint", "generators", "guarded", "inner_loader", "is_empty",
-    "is_of_one", "is_one_by_one", "is_plain", "is_zeroed", "kind_of", "mapped", "mix", "number", "own_generators",
-    "plain", "possible_counts", "put_back_generators", "restored", "samples_in", "sizes_of", "state_of", "takes_one",
-    "tensors_in", "term_off", "terms", "total", "traced", "unaltered", "undisturbed", "views_like",
+    "cut_fields", "digest", "divided_by", "divides_by_samples", "divides_itself", "divisor_of_shares",
+    "divisor_of_some", "divisors", "due", "each", "entries_of", "expected_size", "fingerprint", "generators",
+    "guarded", "inner_loader", "is_empty", "is_of_one", "is_one_by_one", "is_plain", "is_zeroed", "kind_of", "mapped",
+    "mix", "number", "own_generators", "plain", "possible_counts", "put_back_generators", "restored", "samples_in",
+    "sizes_of", "state_of", "takes_one", "tensors_in", "term_off", "terms", "total", "traced", "unaltered",
+    "undisturbed", "views_like",
 ]  # fmt: skip

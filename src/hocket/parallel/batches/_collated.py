@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ._packed import Packed, packed_in
 from .trees import children, mapped, tensors_in
 
 _SAMPLES = 8
@@ -29,6 +30,7 @@ class Shown(NamedTuple):
     batch: Any
     mixed: bool | None = False  # whether samples of the batch have others of it in them; None where that was not asked
     alone: Alone | None = None
+    packed: Packed | None = None
 
 
 def look_at_collating(collate: Callable[[Any], tuple[Any, bool]], samples: Any) -> Shown:
@@ -44,7 +46,7 @@ def look_at_collating(collate: Callable[[Any], tuple[Any, bool]], samples: Any) 
     """
     count = len(samples) if isinstance(samples, list) else 0
     try:
-        again = copy.deepcopy(samples) if count > 1 else []
+        again = copy.deepcopy(samples) if count else []
     except Exception:  # of samples that hold files, say
         again = []
     batch, drew = collate(samples)
@@ -56,6 +58,8 @@ def look_at_collating(collate: Callable[[Any], tuple[Any, bool]], samples: Any) 
             theirs = _rows(collate([again[0], *again[2:], again[1]])[0], count)
             pairs = [(mine[:1], other[:1]) for mine, other in _pairs(rows, theirs)]
             return Shown(batch, any(one.shape == other.shape and not _equal(one, other) for one, other in pairs))
+        if count == 1 or not any(one is not None for one in rows):
+            return Shown(batch, packed=packed_in(lambda some: collate(some)[0], again, batch))
         end = min(count, _SAMPLES)
         halves = [(0, end // 2), (end // 2, end)]
         for a, b in (*halves, *((i, i + 2) for i in range(end - 1)), *((i, i + 1) for i in range(end))):

@@ -22,6 +22,7 @@ from ._collated import Alone, Shown
 from ._cut import Cutter
 from ._generators import own_generators, put_back_generators, state_of
 from ._loss_form import number
+from ._packed import Packed
 from ._rng import RandomStream, RngStates, mix
 from ._samples import RankSampler, SeededDataset, each, is_deterministic
 from ._user_loader import (
@@ -65,6 +66,7 @@ class SharedLoader:
         self._leaves = False  # whether it had left the one before, too, and begun a new epoch then
         self._seed_samples = seed_samples
         self._by_index = loads_by_index(loader)
+        self._packed: Packed | None = None  # a sample of it by itself, where all of them are packed into one row
         self._alone: Alone | None = None  # some samples of the latest batch as they are without the others
         self._upcoming = 0  # the epoch that the next iteration is to be
         self._position = 0  # the epoch for which the random numbers stand ready
@@ -130,7 +132,7 @@ class SharedLoader:
             self._worker_generator.manual_seed(mix(draw_worker_seed(self.loader, epoch), self._among.rank))
         for part in opened(self._inner):
             if isinstance(part, Shown):
-                self._alone = part.alone
+                self._alone, self._packed = part.alone, part.packed
                 if part.mixed is not None and self._keep_step:
                     mixed = any(self.world.from_all(part.mixed))
                     if mixed and self.world.rank == 0:
@@ -365,9 +367,9 @@ class DistributedLoader(SharedLoader):
             if self.between is not None:
                 self.between()
             for share, part in loading(self._parts()):
-                alone, self._alone = self._alone, None
+                (alone, packed), self._alone, self._packed = (self._alone, self._packed), None, None
                 counted = self._counted(share, part)
-                _batch.enter(self, share, part, *counted, drawn=self._last or (), alone=alone)
+                _batch.enter(self, share, part, *counted, drawn=self._last or (), alone=alone, packed=packed)
                 yield part
                 if self.between is not None and self.inside:
                     self.between()

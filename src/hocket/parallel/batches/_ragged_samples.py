@@ -12,7 +12,7 @@ import torch
 
 from ._collated import Alone, place_of
 from ._cut import Cutter
-from .trees import children
+from .trees import children, tensors_in
 
 _SHOWN, _TRIED = 4, 8
 """In how many batches padding is shown, and in how many it is looked for without any coming."""
@@ -86,7 +86,8 @@ class RaggedSamples:
         try:
             if spare.longer:
                 pair = collate(spare.samples)
-                parts = (Cutter(2).cut(pair, i, i + 1, 2) for i in range(2))  # it may put the longer one first
+                rows = any(one.shape[:1] == (2,) for one in tensors_in(pair))  # else both may be packed into one
+                parts = (Cutter(2).cut(pair, i, i + 1, 2) for i in range(2 * rows))  # it may put the longer one first
                 found = next((one for part in parts if (one := self._found(part, 1, spare, batch, 0))), None)
             else:
                 size = len(spare.samples)

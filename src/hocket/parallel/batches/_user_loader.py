@@ -24,14 +24,30 @@ def generators(loader: Any) -> list[torch.Generator]:
     return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
 
 
+def divides_itself(loader: Any) -> str:
+    """Return what each rank gets of a loader that divides for itself, as torch's and Accelerate's parts do.
+
+    "samples" of each batch, or whole "batches"; "" where it does not divide, as far as it says.
+    """
+    for part in (*samplers(loader), getattr(loader, "dataset", None), loader):
+        if isinstance(part, DistributedSampler) and part.num_replicas > 1:
+            return "batches"
+        split = getattr(part, "split_batches", None)
+        replicas = getattr(part, "num_processes", getattr(getattr(part, "state", None), "num_processes", 1))
+        if isinstance(split, bool) and isinstance(replicas, int) and replicas > 1:
+            return "samples" if split else "batches"
+    return ""
+
+
 def refuse_divided_sampler(loader: Any) -> None:
     """Raise ValueError for a loader that gives each rank a part of the data set already."""
-    for sampler in samplers(loader):
-        if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
-            raise ValueError(
-                "the loader's DistributedSampler already divides the data set among ranks, and hocket would divide "
-                "it again. Pass a plain loader, such as DataLoader(dataset, batch_size=GLOBAL, shuffle=True)"
-            )
+    if divides_itself(loader):
+        found = (s for s in samplers(loader) if isinstance(s, DistributedSampler))
+        what = "the loader's DistributedSampler" if any(found) else f"the loader ({type(loader).__name__})"
+        raise ValueError(
+            f"{what} already divides the data set among ranks, and hocket would divide "
+            "it again. Pass a plain loader, such as DataLoader(dataset, batch_size=GLOBAL, shuffle=True)"
+        )
 
 
 def draw_worker_seed(loader: Any, epoch: int) -> int:

@@ -18,6 +18,7 @@ import torch
 from ..mesh import World
 from ._batch_shard import BatchShard
 from ._collated import Alone, alone_like, lengths_in, shortest_alone
+from ._packed import Packed
 from .trees import tensors_in
 
 
@@ -38,6 +39,7 @@ class Note:
     tensors: tuple[weakref.ref[torch.Tensor], ...] = ()
     drawn: Sequence[Any] = ()  # what tells the whole batch from others, the same on every rank
     alone: Alone | None = None  # some of its samples as they are without the others; None where they are the same
+    packed: Packed | None = None  # one of its samples by itself, where they are packed into one row
     lengths: tuple[int, ...] = ()  # of its samples, where they are in a list and differ
 
     @property
@@ -51,6 +53,11 @@ class Note:
         """Return what was made of the batch for those samples that are padded otherwise alone; None if unknown."""
         known = alone_like(given, [one() for one in self.tensors], self.alone)
         return known if known is not None else shortest_alone(given, self.lengths)
+
+    def packed_like(self, given: Any) -> Any:
+        """Return what was made of the batch for its packed sample by itself; None if unknown."""
+        found = self.packed and alone_like(given, [one() for one in self.tensors], Alone(self.packed.batch, 0, 0))
+        return found.batch if found else None
 
     def part(self, inputs: Any) -> float:
         """Return what part of the batch a model is called with, by its inputs' memory; 0 where it is not known."""
@@ -103,10 +110,12 @@ def enter(
     unit: float = 0.0,
     drawn: Sequence[Any] = (),
     alone: Alone | None = None,
+    packed: Packed | None = None,
 ) -> None:
     """Note that `owner` is about to yield `batch`, whose weight is `counted`, of `unit` each, if that is known.
 
-    It is the part of the batch that `drawn` tells; some samples of it are padded otherwise `alone`.
+    It is the part of the batch that `drawn` tells; some samples of it are padded otherwise `alone`, or one
+    is by itself what `packed` says.
     """
     global _last, _trained
     tensors = [tensor for tensor in tensors_in(batch) if tensor.layout is torch.strided and tensor.numel()]
@@ -116,6 +125,7 @@ def enter(
     places = tuple(_place(tensor) for tensor in tensors)
     _last = _open[id(owner)] = Note(share, storages, nbytes, places, counted, counted is not None, unit)
     _last.tensors, _last.drawn, _last.alone = tuple(map(weakref.ref, tensors)), drawn, alone
+    _last.packed = packed
     _last.lengths = () if share is None else lengths_in(batch, share.samples)
     if share is not None:
         _trained = _last

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 import torch
 
+from hocket.comm import torch_adapter
 from hocket.planner import Plan, PlanError, PlanFinding, inner, parse_compression
 from hocket.profile import note_plan
 
@@ -149,7 +150,7 @@ _closures: weakref.WeakSet[Any] = weakref.WeakSet()  # the optimizers whose clos
 
 def _average_closures(optimizer: Any, world: World, loss_reduction: str) -> None:
     """Have closures give the loss of all ranks' samples: L-BFGS decides by it how far to go, and when to end."""
-    if world.size == 1 or optimizer in _closures or not hasattr(optimizer, "register_step_pre_hook"):
+    if world.size == 1 or optimizer in _closures or (steps := torch_adapter.steps_of(optimizer)) is None:
         return
     _closures.add(optimizer)
     joined = average if loss_reduction == "mean" else total
@@ -166,7 +167,7 @@ def _average_closures(optimizer: Any, world: World, loss_reduction: str) -> None
 
         return args[:1], {**kwargs, "closure": loss_of_all}
 
-    optimizer.register_step_pre_hook(of_all)
+    steps.register_step_pre_hook(of_all)
 
 
 def _check_trains(optimizer: Any, model: DataParallel) -> None:

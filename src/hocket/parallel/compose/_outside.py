@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from hocket.comm import torch_adapter
+
 from ..data import gathered
 from ..mesh import World
 from ..pipeline import SplitError, followed
@@ -27,7 +29,7 @@ def refuse_other_steps(optimizer: Any, trainer: object) -> None:
     Gradients are averaged by `Trainer.step`; where state is sharded the optimizer's gradients come from there alone. A
     loop of the program's own with the same optimizer would train each rank by itself, or not at all.
     """
-    if not hasattr(optimizer, "register_step_pre_hook"):
+    if (steps := torch_adapter.steps_of(optimizer)) is None:
         return
 
     there = weakref.ref(trainer)
@@ -45,7 +47,7 @@ def refuse_other_steps(optimizer: Any, trainer: object) -> None:
         )
 
     check.elementwise = True  # type: ignore[attr-defined]  # for `check_step_hooks`
-    optimizer.register_step_pre_hook(check)
+    steps.register_step_pre_hook(check)
 
 
 def called_by_trainer(frame: Any) -> bool:

@@ -79,7 +79,7 @@ class Apart:
         return first(self.wrong), first(self.padded)
 
 
-class _ModelError(Exception):
+class ModelError(Exception):
     """Of a model that takes no part of a batch, or communicates."""
 
 
@@ -118,13 +118,13 @@ def look_apart(
             return None
     cut = max(1, samples // 2 - (samples >= 6))  # uneven, so that weights matter
     parts = [(0, cut), (cut, samples)]
-    tolerances = _Tolerances(module)
+    tolerances = Tolerances(module)
     found = Apart(batch_second=any(map(_takes_batch_second, module.modules())))
     left: dict[str, str] = {}
     cutter = Cutter(samples)
 
     def run(begin: int, end: int) -> _ApartRun:
-        return _run(module, probe, cutter.cut(inputs, begin, end, samples), 0, end - begin)
+        return run_apart(module, probe, cutter.cut(inputs, begin, end, samples), 0, end - begin)
 
     with ExitStack() as stack:
         stack.enter_context(undisturbed([module]))
@@ -135,9 +135,9 @@ def look_apart(
             for calm, quiet in LESS_RANDOM:
                 calm([module])
                 stack.enter_context(quiet())
-                whole = _run(module, probe, inputs, 0, samples)
+                whole = run_apart(module, probe, inputs, 0, samples)
                 left = left or _sums(module)
-                again = _run(module, probe, inputs, 1, samples)
+                again = run_apart(module, probe, inputs, 1, samples)
                 if all(tolerances.close(a, b, 1e-2) for a, b in zip(whole.outputs, again.outputs, strict=True)):
                     break
             else:
@@ -145,17 +145,17 @@ def look_apart(
                 return found if found.changing else None
             try:
                 some = [run(*part) for part in parts]
-            except _ModelError:
+            except ModelError:
                 if any(len(one) != samples for one in tensors_in(inputs) if one.dim()):
                     raise
                 cutter = Cutter(0)  # lists may have an entry for each field, and as many as there are samples
                 some = [run(*part) for part in parts]
-        except _ModelError:
+        except ModelError:
             return None
-        with suppress(_ModelError):
+        with suppress(ModelError):
             if alone is not None:
                 mine = run(alone.begin, alone.end).outputs
-                theirs = _run(module, probe, alone.batch, 0, alone.end - alone.begin).outputs
+                theirs = run_apart(module, probe, alone.batch, 0, alone.end - alone.begin).outputs
                 unlike = [_unlike_padded(a, b, tolerances) for a, b in zip(mine, theirs, strict=False)]
                 found.length = alone.length
                 found.padded = {i: one for i, one in enumerate(unlike) if one}
@@ -201,15 +201,15 @@ def padded_apart(
     hooked = any(one._forward_hooks for one in module.modules())
     if hooked or samples_in(inputs, samples) != samples:
         return [], [], {}
-    tolerances, cutter = _Tolerances(module), Cutter(samples)
+    tolerances, cutter = Tolerances(module), Cutter(samples)
     with undisturbed([module]), torch_adapter.without_collectives(), tolerances.watching(), NoNoise():
         as_evaluated([module])
         probe = StateProbe([(module, {})], lambda _: True)
         some, size = cutter.cut(inputs, alone.begin, alone.end, samples), alone.end - alone.begin
         try:
-            mine, again = (_run(module, probe, some, number, size).outputs for number in range(2))
-            theirs = _run(module, probe, alone.batch, 0, size).outputs
-        except _ModelError:
+            mine, again = (run_apart(module, probe, some, number, size).outputs for number in range(2))
+            theirs = run_apart(module, probe, alone.batch, 0, size).outputs
+        except ModelError:
             return [], [], {}
     if len(mine) != len(theirs) or not all(tolerances.close(a, b, 1e-2) for a, b in zip(mine, again, strict=True)):
         return [], [], {}
@@ -278,7 +278,7 @@ _NOISE = {
 }  # fmt: skip
 
 
-class _Tolerances:
+class Tolerances:
     """How far results may be apart, by the lowest precision of parameters and of what layers give."""
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -310,7 +310,7 @@ class _Tolerances:
         return _LOW if self._low else max((_ROWS if one.dim() else _SCALARS)[dtype] for dtype in self._types)
 
 
-def _unlike_padded(one: torch.Tensor, other: torch.Tensor, tolerances: _Tolerances) -> str:
+def _unlike_padded(one: torch.Tensor, other: torch.Tensor, tolerances: Tolerances) -> str:
     """Return how padding changes an output; "" where it does not, or, of one that is longer for it, not in all samples.
 
     What is given for padding itself may be anything, and the longest of the samples has none.
@@ -332,7 +332,8 @@ def _unlike_padded(one: torch.Tensor, other: torch.Tensor, tolerances: _Toleranc
     return f"{min(_distance(*pair) for pair in rows):.2g} off, relative"
 
 
-def _run(module: torch.nn.Module, probe: StateProbe, arguments: Any, number: int, samples: int) -> _ApartRun:
+def run_apart(module: torch.nn.Module, probe: StateProbe, arguments: Any, number: int, samples: int) -> _ApartRun:
+    """Run a model as it is, with copies of what it is given; raise `ModelError` if it cannot be."""
     args, kwargs = mapped(arguments, lambda one: one.detach().clone().requires_grad_(one.requires_grad))  # for itself
     with undisturbed([module]), torch.enable_grad():
         seed(number)
@@ -340,7 +341,7 @@ def _run(module: torch.nn.Module, probe: StateProbe, arguments: Any, number: int
             with TermValues():
                 given = tensors_in(module(*args, **kwargs))
         except Exception as error:
-            raise _ModelError from error
+            raise ModelError from error
         outputs = given + kept_in(module)
         counts = [divisors(one, samples) if one.numel() == 1 else () for one in outputs]
         addends = [Addends.of(one, samples) if one.numel() == 1 and one.requires_grad else None for one in outputs]
@@ -359,7 +360,7 @@ def _added_up(
     whole: _ApartRun,
     parts: Sequence[_ApartRun],
     weights: Sequence[float],
-    tolerances: _Tolerances,
+    tolerances: Tolerances,
     *,
     summed: bool,
 ) -> str:

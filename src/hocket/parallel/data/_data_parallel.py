@@ -27,6 +27,7 @@ from ._later_padding import LaterPadding
 from ._left_out import LeftOutBatches
 from ._loss_weight import LossWeights
 from ._model_buffers import ModelBuffers
+from ._other_libraries import TWICE, refuse_others, tell_own_batches
 from ._outside import OutsideModules
 from ._reducer import GradientReducer
 from ._replica_marks import ReplicaMarks
@@ -107,6 +108,7 @@ class DataParallel(StandsForModule):
         self._looked = False  # whether the model itself and the first loss were looked at
         self._apart: Apart | None = None  # what the model computes for a sample from others, once that was looked at
         self._batches = 0  # that have come
+        self._unknown = _LOOKS  # losses of batches that have come another way, after which no loader is asked for
         self._open = False  # whether more may come of a loader
         self._left_out = LeftOutBatches()
         self._looks = _LOOKS  # at losses that are to come
@@ -129,6 +131,7 @@ class DataParallel(StandsForModule):
         if world.size > 1:
             self._told_norms = _tell_batch_norms(module, world)
             check_model(module, world)
+            refuse_others(module, self)
             broadcast_tensors([*replicated.values(), *module.buffers()], world)
             reducer = GradientReducer(
                 list(replicated), list(replicated.values()), world, bucket_bytes, first_bucket_bytes, compression
@@ -144,10 +147,7 @@ class DataParallel(StandsForModule):
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> Any:
         """What torch's DistributedDataParallel asks a model for, first of all."""
-        raise ValueError(
-            "hocket.distribute averages this model's gradients already, and DistributedDataParallel would do it again: "
-            'take one of the two (for the latter on Hocket\'s backend: dist.init_process_group("hocket"))'
-        )
+        raise ValueError(TWICE)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""
@@ -193,6 +193,11 @@ class DataParallel(StandsForModule):
         if note is not None and share is not None and self._padding.looks and share.total > 1:
             judged = self._loss_reduction == "mean" and not self._looked  # by the look at the first batch
             self._padding.look(inputs, note.alone_like(inputs), share.samples, model=not judged)
+        if note is not None and share is not None and note.packed is not None and share.total > 1:
+            other = note.packed_like(inputs)
+            if other is not None:
+                self._padding.look_packed(inputs, other, note.packed)
+            note.packed = None
         self._padding.given(inputs)
         self._share = 1.0 if share is None else share.weight
         if self._batches <= _BATCHES:
@@ -295,7 +300,8 @@ class DataParallel(StandsForModule):
     def _follow(self, optimizer: Any) -> None:
         """Have the optimizer's settings compared between ranks, and gradients that it takes and nobody has averaged."""
         self._marks.follow(optimizer)
-        if self._reducer is None or not hasattr(optimizer, "register_step_pre_hook"):
+        steps = torch_adapter.steps_of(optimizer)
+        if self._reducer is None or steps is None:
             return
         mine, averaged = weakref.ref(self), self._reducer.averaged
 
@@ -317,8 +323,8 @@ class DataParallel(StandsForModule):
             if (model := mine()) is not None and model._waits and model._open:
                 _exchanged.begin()
 
-        optimizer.register_step_pre_hook(compare)
-        optimizer.register_step_post_hook(look_on)
+        steps.register_step_pre_hook(compare)
+        steps.register_step_post_hook(look_on)
 
     @property
     def holds_back(self) -> bool:
@@ -432,6 +438,8 @@ class DataParallel(StandsForModule):
         if len(waiting) > 1 and not torch_adapter.reaches(roots[0], self._made):
             return  # another model's loss
         reducer.due = True
+        if note is None and self._unknown:
+            self._unknown = 0 if tell_own_batches(self._world) else self._unknown - 1
         if note is None or note.share is None or self._loss_reduction == "sum":
             if note is not None and roots[0].numel() == 1:
                 note.summed = roots[0].detach() if self._loss_reduction == "sum" else None

@@ -7,9 +7,10 @@ import torch
 
 from hocket.comm import torch_adapter
 
-from ..batches import Alone, divisors, tensors_in
+from ..batches import Alone, Packed, divisors, tensors_in
 from ..mesh import World
 from ._apart import PADDED, padded_apart
+from ._packed_apart import MEET, packed_apart
 
 FOUND = 2.0**40
 """Says, in a sum over ranks of smaller numbers, that padding changes the loss of one."""
@@ -38,6 +39,7 @@ class LaterPadding:
         self._means: list[set[int]] = [set(), set()]  # lengths of which a loss has divided by such numbers
         self._others = False  # whether one has not
         self._said, self._latent = "", False
+        self._meet = ""  # how samples of a row meet in the model
         self._shapes: list[torch.Size] = []  # of samples, as the model is given them
 
     @property
@@ -67,12 +69,18 @@ class LaterPadding:
             if dims and all(a.shape[i] > b.shape[i] for i in dims):
                 self._sizes.append((a.shape[dims[0]], samples * a.shape[1:].numel(), samples * a.shape[dims[0]]))
 
+    def look_packed(self, inputs: Any, other: Any, packed: Packed) -> None:
+        """Look at a batch whose samples are packed into one row, and at what its last one is by itself, in `other`."""
+        self._meet = self._meet or packed_apart(self._module, inputs, other, packed)
+
     def note(self, outputs: Sequence[torch.Tensor]) -> None:
         """Take notice of what that pass has given."""
         self._marks = [torch_adapter.graph_marks([outputs[i]]) for i in self._found if i < len(outputs)]
 
     def number(self, loss: torch.Tensor, samples: int) -> float:
         """Return what this rank adds to a sum over ranks: `FOUND` or `LATENT` where padding changes its loss."""
+        if self._meet:
+            return FOUND
         if not self._said and any(torch_adapter.reaches(loss, one) for one in self._marks if one):
             self._said = next(iter(self._found.values()))
         if self._sizes and loss.numel() == 1:
@@ -99,9 +107,12 @@ class LaterPadding:
         """Refuse what was found on some rank; a collective operation.
 
         Raises:
-            RuntimeError: a rank has padded its samples to another length than others, and this changes the loss.
+            RuntimeError: a rank has padded its samples to another length than others, and this changes the loss; or
+                samples that it has packed into one row meet in the model.
         """
         everyone = world.from_all((self._said, self._length, self._latent, self._shapes))
+        if meet := next(filter(None, world.from_all(self._meet)), ""):
+            raise RuntimeError(MEET.format(meet))
         lengths = {length for _, length, *_ in everyone} - {0}  # alike where a loop pads to one length
         shapes = [one for *_, one in everyone]
         for said, length, latent, _ in everyone:

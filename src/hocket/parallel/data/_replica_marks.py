@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 
 from hocket import comm
+from hocket.comm import torch_adapter
 
 from ..batches import batch as _batch
 from ..batches import due
@@ -54,8 +55,8 @@ class ReplicaMarks:
         def updated(*_: Any) -> None:
             updates[0] += 1
 
-        if counted and hasattr(optimizer, "register_step_post_hook"):
-            optimizer.register_step_post_hook(updated)
+        if counted and (steps := torch_adapter.steps_of(optimizer)) is not None:
+            steps.register_step_post_hook(updated)
         self._optimizers.append((weakref.ref(optimizer), updates))
 
     @property

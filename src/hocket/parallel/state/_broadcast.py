@@ -189,7 +189,13 @@ def broadcast_optimizer_state(optimizer: Any, world: World) -> None:
     That is the case where only rank 0 has loaded a checkpoint, say. Tensors are compared by their number and shape, not
     by value; settings such as learning rates by value.
     """
-    state = optimizer.state_dict()
+    try:
+        state = optimizer.state_dict()
+    except AttributeError:  # of a wrapper that has not called its base's constructor, in torch
+        inner = torch_adapter.steps_of(optimizer)
+        if inner is None or inner is optimizer or optimizer.state:
+            raise
+        optimizer, state = inner, inner.state_dict()
     if len(set(world.from_all(_digest(_outline(state))))) > 1:
         state = world.from_root(state)
         if world.rank != 0:
