@@ -1,8 +1,10 @@
 """The rules of the house that no linter holds; `benchmarks/house.py` prints the figures of the same rules."""
 
 import importlib.util
+import pkgutil
 import re
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -39,6 +41,14 @@ def test_a_class_name_has_one_meaning(house) -> None:
 
 def test_no_package_imports_the_private_modules_of_another(house) -> None:
     assert house.private_imports() == []
+
+
+def test_each_part_of_the_package_has_a_layer() -> None:
+    # `make lint` checks the arrows; a new file without a layer is what one forgets.
+    contracts = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (one["layers"] for one in contracts if one["type"] == "layers")
+    there = {name for _, name, _ in pkgutil.iter_modules([str(CHECKOUT / "src" / "hocket")])}
+    assert there - {"__main__"} <= {name for layer in layers for name in re.findall(r"\w+", layer)}
 
 
 def test_no_modules_import_each_other_in_a_circle(house) -> None:

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -139,6 +140,11 @@ def test_a_secret_that_others_may_read_is_refused(tmp_path: Path, monkeypatch: p
         rendezvous.job_secret()
 
 
+def _connected(gloos: list[Gloo]) -> None:
+    with ThreadPoolExecutor(len(gloos)) as pool:
+        list(pool.map(Gloo.connect, gloos))
+
+
 def test_gloo_takes_nobody_who_has_not_read_the_store_and_then_nobody_at_all() -> None:
     store, waits = dist.HashStore(), timedelta(seconds=deadline(20))
     before = listening([os.getpid()])
@@ -146,11 +152,7 @@ def test_gloo_takes_nobody_who_has_not_read_the_store_and_then_nobody_at_all() -
     for gloo in gloos:
         gloo.loopback = True
     assert listening([os.getpid()]) == before  # nothing listens until it is needed
-    threads = [threading.Thread(target=gloo.connect) for gloo in gloos]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    _connected(gloos)
     assert listening([os.getpid()]) == before  # and when it has connected
 
     honest = Gloo(dist.PrefixStore("second/", store), 0, 2, waits)
@@ -167,6 +169,32 @@ def test_gloo_takes_nobody_who_has_not_read_the_store_and_then_nobody_at_all() -
     with pytest.raises(CommError, match="whoever connected as rank 1 is not that rank"):
         honest.connect()
     intruder.join()
+
+
+def test_ranks_of_one_process_and_threads_that_open_and_close_sockets_do_not_confuse_connecting() -> None:
+    over = threading.Event()
+
+    def others() -> None:
+        while not over.is_set():
+            with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+                pass
+
+    before = listening([os.getpid()])
+    stranger = threading.Thread(target=others)
+    stranger.start()
+    try:
+        for _ in range(30):
+            store, waits = dist.HashStore(), timedelta(seconds=deadline(20))
+            gloos = [Gloo(store, rank, 2, waits) for rank in range(2)]
+            for gloo in gloos:
+                gloo.loopback = True
+            _connected(gloos)
+            for gloo in gloos:
+                gloo.end()
+    finally:
+        over.set()
+        stranger.join()
+    assert listening([os.getpid()]) == before
 
 
 def test_who_was_pushed_out_by_strangers_tries_again_and_another_program_on_the_port_is_named() -> None:

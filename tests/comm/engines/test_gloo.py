@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from hocket.comm.engines._gloo import _own_address, _take_no_more
+from hocket.comm.engines._gloo import _own_address, _Socket, _take_no_more
 
 
 def test_a_listening_socket_is_closed_its_connections_go_on_and_its_number_stays_in_use() -> None:
@@ -16,7 +16,7 @@ def test_a_listening_socket_is_closed_its_connections_go_on_and_its_number_stays
         with socket.create_connection(place) as mine:
             theirs, _ = listener.accept()
             with theirs:
-                _take_no_more(number)
+                _take_no_more(_Socket(number, os.fstat(number).st_ino))
                 with pytest.raises(ConnectionRefusedError):
                     socket.create_connection(place)
                 mine.sendall(b"on")

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import errno
 import functools
 import hmac
 import ipaddress
@@ -13,11 +14,11 @@ import socket
 import sys
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import wait
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -35,6 +36,7 @@ _END_S: Final = 1.0
 _LOOPBACK: Final = "127.0.0.1"
 _connected: "weakref.WeakSet[Gloo]" = weakref.WeakSet()
 _ending, _ended = threading.Event(), threading.Event()
+_closing = threading.Lock()  # of listening sockets: groups that connect at once see each other's
 
 
 @functools.cache
@@ -91,6 +93,35 @@ def _is_loopback(address: Any) -> bool:
     return ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
 
 
+class _Socket(NamedTuple):
+    """A socket of this process, which another thread may close at any time: its descriptor, and which socket it is."""
+
+    descriptor: int
+    number: int  # that no other has meanwhile, while descriptors are soon given to others
+
+    def still(self) -> bool:
+        """Return whether the descriptor is this socket's."""
+        try:
+            return os.fstat(self.descriptor).st_ino == self.number
+        except OSError:
+            return False
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[socket.socket]:
+        """Give Python's object of it, with no descriptor beside its own, which another thread would take for one more.
+
+        Raises:
+            OSError: It is closed.
+        """
+        if not self.still():
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        found = socket.socket(fileno=self.descriptor)
+        try:
+            yield found
+        finally:
+            found.detach()
+
+
 class Gloo:
     """Gloo over a group's store, made by `connect` or by the first operation, in which all ranks then take part.
 
@@ -110,7 +141,7 @@ class Gloo:
         self._lock = threading.Lock()
         self._engine: Any = None
         self._found: list[str] = []  # names of its methods that are attributes here
-        self._connections: dict[int, tuple[int, int]] = {}  # by rank: the descriptor, and which socket it was
+        self._connections: dict[int, _Socket] = {}  # by rank
         self._over = False
 
     def rank(self) -> int:
@@ -152,14 +183,14 @@ class Gloo:
                         "GLOO_SOCKET_IFNAME names: set it on each to one that leads to the others"
                     ) from error
                 listening, connected = (now - then for now, then in zip(_sockets(), before, strict=True))
-                for descriptor in connected:
-                    with socket.socket(fileno=os.dup(descriptor)) as one:
-                        keep_alive(one)
+                for one in connected:
+                    with contextlib.suppress(OSError), one.borrowed() as connection:  # another thread's, and closed
+                        keep_alive(connection)
                 if self._size > 1:
                     self._prove(engine, connected)
                 self.address = next(filter(None, map(_address, sorted(listening))), None)
-                for descriptor in listening:
-                    _take_no_more(descriptor)
+                for one in listening:
+                    _take_no_more(one)
                 self._engine = engine
                 _connected.add(self)
                 _ender()
@@ -171,8 +202,7 @@ class Gloo:
 
     def gone(self, peer: int) -> bool:
         """Return whether the connection to a rank is known to have ended, and all that came by it has been taken."""
-        descriptor, number = self._connections.get(peer, (-1, -1))
-        return _socket_number(descriptor) != number
+        return peer in self._connections and not self._connections[peer].still()
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
         """Post a send."""
@@ -223,8 +253,8 @@ class Gloo:
         setattr(self, name, value)  # the next time it is found at once
         return value
 
-    def _prove(self, engine: Any, connected: Iterable[int]) -> None:
-        before = {descriptor: _received_nbytes(descriptor) for descriptor in connected}
+    def _prove(self, engine: Any, connected: Iterable[_Socket]) -> None:
+        before = {one: _received_nbytes(one) for one in connected}
         mine = secrets.token_bytes(_PROOF_NBYTES)
         self._store.set(f"proof/{self._rank}", mine.hex())
         others = [rank for rank in range(self._size) if rank != self._rank]
@@ -244,11 +274,11 @@ class Gloo:
                     f"whoever connected as rank {rank} is not that rank: it has not read the group's store. Somebody "
                     "who does not belong to the job reaches its ports"
                 )
-        nbytes = {_received_nbytes(descriptor) - then: descriptor for descriptor, then in before.items()}
+        nbytes = {_received_nbytes(one) - then: one for one, then in before.items()}
         rest = min(nbytes, default=0) - min(others)  # what all send: the secret, and Gloo's head
-        found = {received - rest: descriptor for received, descriptor in nbytes.items()}
+        found = {received - rest: one for received, one in nbytes.items()}
         if len(before) == len(others) and found.keys() == set(others):
-            self._connections = {rank: (descriptor, _socket_number(descriptor)) for rank, descriptor in found.items()}
+            self._connections = found
 
 
 class _LargeMessage:
@@ -274,63 +304,56 @@ class _LargeMessage:
                     raise ConnectionError("the connection has ended in the middle of the message") from None
 
 
-def _sockets() -> tuple[set[int], set[int]]:
-    """Return this process's descriptors of TCP sockets: those that listen on one address, as Gloo's do; the others."""
-    listening, connected = set[int](), set[int]()
+def _sockets() -> tuple[set[_Socket], set[_Socket]]:
+    """Return this process's TCP sockets: those that listen on one address, as Gloo's do; the others."""
+    listening, connected = set[_Socket](), set[_Socket]()
     for name in os.listdir("/proc/self/fd"):
-        try:
+        with contextlib.suppress(OSError):  # another thread has closed it
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
-            with socket.socket(fileno=os.dup(int(name))) as one:
-                if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
-                    listens = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                    (listening if listens else connected).add(int(name))
-        except OSError:  # another thread has closed it
-            continue
+            one = _Socket(int(name), os.fstat(int(name)).st_ino)
+            with one.borrowed() as found:
+                if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
+                    listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                    (listening if listens else connected).add(one)
     return listening, connected
 
 
-def _received_nbytes(descriptor: int) -> int:
-    """Return how many bytes have come to a socket."""
-    with socket.socket(fileno=os.dup(descriptor)) as one:
-        info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)  # struct tcp_info: tcpi_bytes_received
+def _received_nbytes(one: _Socket) -> int:
+    """Return how many bytes have come to a socket; none to one that is closed."""
+    with contextlib.suppress(OSError), one.borrowed() as found:
+        info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)  # struct tcp_info: tcpi_bytes_received
         return int.from_bytes(info[128:136], sys.byteorder)
+    return 0
 
 
-def _socket_number(descriptor: int) -> int:
-    """Return which socket a descriptor is of, a number that no other has meanwhile; -1 if it is closed."""
-    try:
-        return os.fstat(descriptor).st_ino
-    except OSError:
-        return -1
-
-
-def _address(descriptor: int) -> str | None:
+def _address(one: _Socket) -> str | None:
     """Return the address of a listening socket, if others can be told of it."""
-    with socket.socket(fileno=os.dup(descriptor)) as one:
-        address = str(one.getsockname()[0])
-    return None if "%" in address or address.startswith("fe80:") else address  # which need an interface beside
+    address = ""
+    with contextlib.suppress(OSError), one.borrowed() as found:
+        address = str(found.getsockname()[0])
+    return None if "%" in address or address.startswith("fe80:") else address or None  # which need an interface beside
 
 
-def _take_no_more(descriptor: int) -> None:
+def _take_no_more(one: _Socket) -> None:
     """Close a listening socket of Gloo's; its connections go on.
 
     Gloo itself keeps it open, and each stranger's connection. Its number, which Gloo's thread waits for (epoll) until
     Gloo ends, is given to a socket at which nothing arrives. A packet filter would do, too, but some kernels
     refuse it to ordinary users.
     """
-    listed = re.compile(rf"^tfd: +{descriptor} ", re.MULTILINE)  # see proc_pid_fdinfo(5)
+    listed = re.compile(rf"^tfd: +{one.descriptor} ", re.MULTILINE)  # see proc_pid_fdinfo(5)
     for name in os.listdir("/proc/self/fdinfo"):
-        with contextlib.suppress(OSError):  # another thread has closed it
+        with contextlib.suppress(OSError), _closing:  # another thread has closed it
             if not listed.search(Path(f"/proc/self/fdinfo/{name}").read_text()):
                 continue
             with (
                 select.epoll.fromfd(os.dup(int(name))) as waiting,
-                socket.socket(fileno=os.dup(descriptor)) as listener,
+                one.borrowed() as listener,
                 socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as nothing,
             ):
-                waiting.unregister(descriptor)
-                with contextlib.suppress(OSError):  # a group that connects beside this one has closed it
+                waiting.unregister(one.descriptor)
+                with contextlib.suppress(OSError):  # it ends by itself
                     listener.shutdown(socket.SHUT_RDWR)  # a process forked meanwhile may hold it, too
-                os.dup2(nothing.fileno(), descriptor, inheritable=False)
-                waiting.register(descriptor, 0)
+                os.dup2(nothing.fileno(), one.descriptor, inheritable=False)
+                waiting.register(one.descriptor, 0)
