@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-from hocket.profile import phase
+import hocket
+from hocket.profile import note_value, phase
 
 STEP_S = 0.01
 
@@ -116,3 +117,20 @@ def pipeline(split: tuple[str, ...], steps: int) -> None:
     trainer = hocket.Trainer(model, torch.nn.functional.mse_loss, optimizer, plan=plan, sample=inputs[:64])
     for _ in range(steps):
         trainer.step((inputs, targets))
+
+
+def save_and_evaluate(folder: str) -> None:
+    """Train by a Trainer that saves and evaluates; note how many seconds both took."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(16, 16)
+    trainer = hocket.Trainer(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.01))
+    batch = (torch.ones(4, 16), torch.ones(4, 16))
+    for step in range(8):
+        trainer.step(batch)
+        for name, call in (
+            ("checkpoint", lambda: trainer.save(f"{folder}/checkpoint")),
+            ("evaluation", lambda: trainer.evaluate([batch] * 50)),
+        ):
+            begin_s = time.perf_counter()
+            call()
+            note_value(name, time.perf_counter() - begin_s, step)

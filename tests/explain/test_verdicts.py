@@ -221,6 +221,81 @@ def test_nothing_stands_out_is_said_of_what_was_looked_at(
     assert said[0][1:] in report(found)
 
 
+@pytest.mark.parametrize(
+    ("late", "steps", "ranks", "which"),
+    [
+        ((1,), slice(9, None, 10), (1,), "every 10th step takes 4.9 times as long as the others: rank 1 of 3 (h"),
+        (
+            (1,),
+            slice(30, 31),
+            (1,),
+            "step 31 takes 4.9 times as long as the others: rank 1 of 3 (host a) ",
+        ),
+        (
+            (0, 1, 2),
+            slice(19, None, 20),
+            (),
+            "every 20th step takes 4.9 times as long as the others: all ranks compute",
+        ),
+    ],
+)
+def test_a_few_slow_steps_are_told_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: tuple[int, ...], steps: slice, ranks: tuple[int, ...],
+    which: str,
+) -> None:  # fmt: skip
+    work = 0.018 * (1 + 0.02 * np.random.default_rng(0).random((3, 60)))
+    for rank in late:
+        work[rank, steps] = 0.098
+    recorded(tmp_path, monkeypatch, work, np.zeros_like(work))
+    (told,) = explain(tmp_path).verdicts
+    assert (told.kind, told.ranks) == ("slow steps", ranks)
+    assert told.sentence.startswith(which)
+    assert told.gain == pytest.approx(
+        0.08 * len(range(60)[steps]) / (0.02 * 58 + 0.08 * len(range(60)[steps])), rel=0.1
+    )
+
+
+def test_slow_steps_whose_ranks_change_and_epochs_that_wait_for_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = 0.018 * (1 + 0.02 * np.random.default_rng(0).random((3, 60)))
+    changing, data = work.copy(), np.zeros_like(work)
+    changing[[0, 1, 2], [15, 33, 52]] = 0.1
+    recorded(tmp_path / "changing", monkeypatch, changing, data)
+    (told,) = explain(tmp_path / "changing").verdicts
+    assert (
+        "steps 16, 34, 53 take 5.0 times as long as the others: now this rank and now that one computes"
+        in told.sentence
+    )
+    data[:, 15::15] = 0.1  # workers of the loader start anew
+    recorded(tmp_path / "epochs", monkeypatch, work, data)
+    (told,) = explain(tmp_path / "epochs").verdicts
+    assert "every 15th step takes 5.9 times as long as the others: all ranks wait for data in them" in told.sentence
+    assert told.next_step.startswith("workers that stay from epoch to epoch")
+
+
+def test_all_ranks_data_is_told_beside_that_of_one_which_is_a_little_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, data = np.full((3, 60), 0.01), np.full((3, 60), 0.03)
+    data[1] += 0.004
+    recorded(tmp_path, monkeypatch, work, data)
+    assert [(one.kind, one.ranks) for one in explain(tmp_path).verdicts] == [
+        ("loading data", ()),
+        ("slow loader", (1,)),
+    ]
+
+
+def test_what_a_trainer_saves_and_evaluates_is_no_computation(tmp_path: Path) -> None:
+    env = {"HOCKET_RECORD": str(tmp_path / "record")}
+    run_ranks(fault_programs.save_and_evaluate, 2, str(tmp_path), env=env, timeout_s=deadline(90))
+    for rank in read_run(tmp_path / "record").ranks:
+        phases = rank.phases()
+        for name in ("checkpoint", "evaluation"):
+            longest = np.sort(np.diff(phases[name], axis=1).ravel())[-8:]  # `torch.save` alone has shorter ones
+            assert longest.sum() == pytest.approx(rank.values()[name]["value"].sum(), rel=0.2), "all of the calls"
+
+
 def test_cores_that_emulated_hosts_share_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     zero_s = time.perf_counter()
     for rank in range(2):

@@ -11,7 +11,7 @@ from hocket.profile import OPERATION, STEP, Hang, RunRecord, find_hang, read_any
 from ._parts import QUICK, Parts, parts_of
 from ._predicted import PredictedStep, predicted_of
 from ._straggler import began
-from ._verdict import LEAST_STEPS, Verdict, ms
+from ._verdict import LEAST_STEPS, SHOWN, Verdict, ms
 from ._verdicts import verdicts_of
 
 
@@ -88,7 +88,7 @@ class Explanation:
         step_s = self.parts.step_s
         over = f"{self.parts.steps} steps on {len(self.run.ranks)} ranks"
         lines.append(f"a step takes {ms(step_s)} ms (mean of {over}); from one rank alone to it:")
-        rows = self.parts.waterfall()
+        rows = [row for row in self.parts.waterfall() if abs(row[1]) >= SHOWN * step_s]
         width = max(len(name) for name, _ in rows)
         lines += [f"  {name:{width}} {seconds * 1e3:>+10.3f} ms {seconds / step_s:>6.1%}" for name, seconds in rows]
         return lines if self.predicted is None else [*lines, *self.predicted.lines()]

@@ -18,7 +18,7 @@ from hocket.schedule import KINDS, Collective
 
 from ._parts import BUBBLE, COMMUNICATION, COMPUTATION, LATE, QUICK, Parts, axis_of, called
 from ._replay import Replay, Replayed, ReplayedOperation
-from ._verdict import ms
+from ._verdict import SHOWN, ms
 
 _MORE = 8  # workers
 _STREAMING = 0.95  # of a link, what switches that reduce pass on; as in `hocket predict --what-if sharp`
@@ -99,7 +99,8 @@ class PredictedStep:
     def lines(self) -> list[str]:
         """Return it for a terminal."""
         within = " to ".join(map(ms, self.interval_s))
-        rows = [("a step", self.step_s, self.measured_s), *self.rows]
+        shown = [row for row in self.rows if max(row[1:]) >= SHOWN * self.measured_s]
+        rows = [("a step", self.step_s, self.measured_s), *shown]
         width = max(len(name) for name, _, _ in rows)
         lines = [f"{f'plan: {self.plan}'[:width] if self.plan else '':{width}} {'predicted':>12} {'measured':>12}"]
         if len(self.plan) > width - 6:

@@ -5,6 +5,7 @@ from typing import Any
 
 LEAST_STEPS = 6
 LEAST_GAIN = 0.05  # below this share of the time a finding is not worth a sentence
+SHOWN = 0.0005  # of a step: what would be 0.0% has no line
 MOST_LISTED = 8  # stages, ranks or hosts
 
 
@@ -20,8 +21,8 @@ class Verdict:
 
     Attributes:
         kind: "straggler", "slow loader", "slow link", "loading data", "communication", "unbalanced stages", "bubbles",
-            "small batches", "uneven work", "busy machine", "memory growth", "checkpoints", "garbage collection", "not a
-            number" or "died".
+            "small batches", "uneven work", "slow steps", "busy machine", "memory growth", "checkpoints", "garbage
+            collection", "not a number" or "died".
         sentence: The finding in one sentence.
         evidence: The figures behind it.
         next_step: What to do.

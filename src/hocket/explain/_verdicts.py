@@ -9,6 +9,7 @@ from hocket.profile import SAMPLE, STEP, LiveRank, RankRun, RunRecord
 from ._links import links_of, slow_link
 from ._parts import BUBBLE, CHECKPOINT, COLLECTOR, COMPUTATION, DATA, LATE, Parts
 from ._replay import Replay
+from ._slow_steps import slow_steps
 from ._straggler import straggler
 from ._verdict import LEAST_GAIN, LEAST_STEPS, MOST_LISTED, Verdict, ms
 
@@ -37,7 +38,8 @@ def verdicts_of(run: RunRecord, parts: Parts | None, live: Sequence[LiveRank]) -
     if parts is not None and parts.steps >= LEAST_STEPS:
         for finder in (straggler, _link, _communication, _loading, _stages, _bubbles, _checkpoints, _garbage, _busy):
             timed += finder(parts)
-        if not any(one.ranks for one in timed):
+        timed = _without_what_few_steps_explain(timed, slow_steps(parts))
+        if not any(one.ranks or one.kind == "slow steps" for one in timed):
             timed += _uneven(parts)
         if any(one.kind == "busy machine" for one in timed):  # who has no core is late at everything
             kinds = ("communication", "small batches", "loading data", "uneven work")
@@ -48,11 +50,30 @@ def verdicts_of(run: RunRecord, parts: Parts | None, live: Sequence[LiveRank]) -
                 if (one.kind not in kinds or (one.kind == "loading data" and one.gain > clear))
                 and not (one.ranks and one.confidence != "high")
             ]
-        kinds_found = {one.kind for one in timed if one.kind in _INSTEAD and (one.ranks or one.kind == "slow link")}
-        instead = {kind for found_kind in kinds_found for kind in _INSTEAD[found_kind]}
-        timed = [one for one in timed if one.kind not in instead or (one.ranks and one.kind in kinds_found)]
+        timed = _without_general_words(timed)
     timed.sort(key=lambda one: -one.gain)
     return [*found, *_values(run), *_memory(run), *timed]
+
+
+def _without_general_words(found: list[Verdict]) -> list[Verdict]:
+    """Return all findings but those whose cause others name; one rank's late data is all of it only if it is half."""
+    named: dict[str, float] = {}  # by kind: the gain up to which others say it better
+    for one in found:
+        if one.ranks or one.kind == "slow link":
+            most = 2.0 * one.gain if one.kind == "slow loader" else np.inf
+            named |= {kind: max(named.get(kind, 0.0), most) for kind in _INSTEAD.get(one.kind, ())}
+    return [one for one in found if one.ranks or one.gain > named.get(one.kind, -1.0)]
+
+
+def _without_what_few_steps_explain(found: list[Verdict], slow: list[Verdict]) -> list[Verdict]:
+    """Return all findings but those about all steps that tell of no more than the few slow ones do."""
+    kinds = ("straggler", "slow loader", "loading data")
+    kept = [
+        one
+        for one in found
+        if not any(one.kind in kinds and one.ranks == few.ranks and one.gain < 1.5 * few.gain for few in slow)
+    ]
+    return [*kept, *slow]
 
 
 def _died(run: RunRecord, now: Sequence[LiveRank]) -> list[Verdict]:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from hocket.comm import torch_adapter
 from hocket.planner import PLAN_VARIABLE, Plan, Synchronisation, inner
-from hocket.profile import note_plan
+from hocket.profile import note_plan, phase
 from hocket.timeline import Timeline
 from hocket.units import parse_bytes
 
@@ -359,7 +359,7 @@ class Trainer:
         try:
             # Where a rank fails, its error would keep a loader of its own open.
             opened = cast(Generator[Any], iter(DistributedLoader(loader, among=self._mesh["data"])))
-            with self._errors.told("evaluation"), put_back(), closing(opened) as batches:
+            with self._errors.told("evaluation"), phase("evaluation"), put_back(), closing(opened) as batches:
                 for batch in batches:
                     (part,) = self._splitter.parts(batch, 1)
                     self._same["evaluate"].compare(batch, lambda: self._mesh["data"].rank)
@@ -444,7 +444,8 @@ class Trainer:
         if self._preemption is not None:
             self._preemption.saved(Path(path), extra)
         about = {"steps": self.steps, "plan": self.plan.to_json(), "loaders": self._loaders.positions()}
-        _in_and_out.save(self._composition, Path(path), about, extra)
+        with phase("checkpoint"):
+            _in_and_out.save(self._composition, Path(path), about, extra)
 
     def load(self, path: str | Path, *, weights_only: bool = True) -> Any:
         """Go on where `save` was called, whatever the plan and the number of ranks were; a collective operation.
@@ -563,7 +564,8 @@ class Trainer:
         self._check_model()
         self._claim.check()
         self.finish()
-        _in_and_out.save_model(self._composition, Path(folder), parse_bytes(max_shard_size))
+        with phase("checkpoint"):
+            _in_and_out.save_model(self._composition, Path(folder), parse_bytes(max_shard_size))
 
     def close(self) -> None:
         """Let go of what relaxed synchronisation holds: shared memory, threads. The model is then this rank's own.
