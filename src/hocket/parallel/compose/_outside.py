@@ -21,10 +21,10 @@ from ..state.checkpoint import PART
 _OURS = ("hocket.parallel.", "hocket.keras.")
 
 
-def refuse_other_steps(optimizer: Any, trainer: object) -> None:
+def refuse_other_steps(optimizer: Any, owner: object) -> None:
     """Have `optimizer.step()` raise an error where no Trainer calls it, unless it is one with a learning rate of 0.
 
-    So it is as long as the Trainer is there.
+    So it is as long as the owner, the Trainer's own, is there.
 
     Gradients are averaged by `Trainer.step`; where state is sharded the optimizer's gradients come from there alone. A
     loop of the program's own with the same optimizer would train each rank by itself, or not at all.
@@ -32,7 +32,7 @@ def refuse_other_steps(optimizer: Any, trainer: object) -> None:
     if (steps := torch_adapter.steps_of(optimizer)) is None:
         return
 
-    there = weakref.ref(trainer)
+    there = weakref.ref(owner)
 
     def check(*_: Any) -> None:
         if there() is None:

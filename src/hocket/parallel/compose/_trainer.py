@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from hocket.comm import torch_adapter
-from hocket.planner import PLAN_VARIABLE, Plan, Synchronisation, inner
+from hocket.planner import PLAN_VARIABLE, Plan, Synchronisation
 from hocket.profile import note_plan, phase
 from hocket.timeline import Timeline
 from hocket.units import parse_bytes
@@ -31,12 +31,11 @@ from ..batches import (
     LossTally,
 )
 from ..batches.batch import current, put_back
-from ..data import Relaxation, ReplicaMarks
+from ..data import Relaxation
 from ..mesh import world as _world
 from ..state import IncompatibleKeys, StateBytes, checkpoint, clip, deferred, process_memory
 from ..state.optim import TrustRatios
 from . import _in_and_out
-from ._between import BetweenCalls, LossReadings
 from ._bucket_trial import BucketTrial
 from ._call_order import called_alike
 from ._claim import Claim
@@ -45,23 +44,12 @@ from ._composition import Composition
 from ._divide import sample_inputs
 from ._loss_check import LossCheck
 from ._open_loaders import OpenLoaders
-from ._outside import (
-    ChangedModel,
-    OtherParameters,
-    WrittenParts,
-    check_step_hooks,
-    hint_at_loading,
-    hint_at_saving,
-    mark_parts,
-    refuse_other_steps,
-    refuse_tracing,
-)
-from ._passes import loss_of_model, shared
+from ._passes import loss_of_model
 from ._predict import Predictor, is_loader, joined
 from ._preemption import Preemption
-from ._same_batch import SameBatch, SameCalls, SameNumbers
 from ._step_errors import StepErrors
 from ._step_log import StepLog
+from ._watches import Watches
 
 AUTO_PLANNER = "hocket.calibrate:auto_plan"
 """Who chooses for `plan="auto"`. It trains models by several plans, so it stands above this package: bound by name."""
@@ -140,7 +128,7 @@ class Trainer:
         self.steps = 0
         self.grad_norm: float | None = None
         self._loss_fn = loss_fn
-        self._claim = Claim(self, model, optimizer)
+        claim = Claim(self, model, optimizer)
         self._composition: Composition = compose(
             model, loss_fn, optimizer, self.plan, world, sample=sample, loss_form=self._loss_form
         )
@@ -149,25 +137,7 @@ class Trainer:
         settle = self._composition.finish if self.plan.synchronisation == "every_step" else None
         self._splitter = BatchSplitter(self._mesh["data"], taken, targeted=targeted, settle=settle)
         self._errors = StepErrors(self._mesh)
-        self._claim.settle(model, self.plan, local=self._composition.local, divided=self._guard(model, world))
-        divided = self.plan.shard in ("optimizer", "gradients") or self.plan.priority
-        own_groups = self._mesh["pipeline"].size > 1 or (divided and self._mesh["data"].size > 1)
-        self._others = OtherParameters(self._composition.model, optimizer, own_groups=own_groups)
-        self._changed = ChangedModel(model, staged=self._mesh["pipeline"].size > 1)
-        self._written = WrittenParts({} if world.rank or self.plan.priority else self._composition.parts())
-        self._marks: ReplicaMarks | None = None
-        if world.size > 1 and not self.plan.priority and self.plan.synchronisation == "every_step":
-            cut = self._composition.cut  # what is frozen may be, where all that is trained is whole
-            whole = {name: one for name, one in model.named_parameters() if name not in cut}
-            self._marks = ReplicaMarks(whole if self._composition.local else {})
-            self._marks.follow(optimizer, counted=False)
-        self._same = {kind: SameBatch(world, f"trainer.{kind}") for kind in ("step", "evaluate")}
-        self._same_numbers = SameNumbers([self._mesh[one.name] for one in inner() if one.divides != "layers"])
-        relaxed = self.plan.synchronisation != "every_step"
-        # With priority gradients are under way after the first step.
-        looks = 0 if relaxed or self._mesh["data"].size == 1 else 1 if self.plan.priority else 2
-        self._between = BetweenCalls(world, looks)
-        self._readings = LossReadings(world, loss_fn)
+        self._watches = Watches(self._composition, self.plan, claim, self._errors, model, optimizer, loss_fn)
         self._log = StepLog()
         note_plan(self.plan)
         self._trial = BucketTrial.of(self._composition) if automatic else None
@@ -189,33 +159,6 @@ class Trainer:
             else partial(DistributedLoader, among=self._mesh["data"])
         )
 
-    def _guard(self, model: torch.nn.Module, world: _world.World) -> bool:
-        """Refuse, or tell of, what the program would do to model and optimizer without the Trainer; collective.
-
-        Returns:
-            Whether some rank has a part of the model alone.
-        """
-        if world.size > 1:
-            refuse_other_steps(self.optimizer, self)
-            hint_at_loading(model)
-        if not self._composition.local:
-            mark_parts(self.optimizer, world)
-        apart = self.plan.embeddings != "replicated" and any(world.from_all(self._composition.apart))
-        parts = apart or self._composition.cut or self._mesh["pipeline"].size > 1
-        divided = world.size > 1 and (bool(parts) or self.plan.shard == "parameters")
-        if divided:
-            hint_at_saving(model, quiet=not parts)  # FSDP2's tensors say themselves that they are parts
-        if divided or self._mesh["spatial"].size > 1:
-            refuse_tracing(model)
-        for axis in inner():
-            if self._mesh[axis.name].size > 1:
-                calls = SameCalls(self._mesh[axis.name], lambda: not self._errors.inside)
-                model.register_forward_pre_hook(calls, prepend=True, with_kwargs=True)
-        if world.size > 1:
-            how = "divided among ranks" if divided or self._mesh["spatial"].size > 1 else ""
-            shared(model, "in a pipeline" if self._mesh["pipeline"].size > 1 else how)
-        return divided
-
     # --- training ---------------------------------------------------------------------------------------------------
 
     @property
@@ -233,7 +176,8 @@ class Trainer:
         shared = self._loaders.open(loader)
         if self._relaxation is not None:
             return self._relaxation.batches(shared)
-        return self._between.follow(iter(shared) if self._preemption is None else self._preemption.batches(shared))
+        batches = iter(shared) if self._preemption is None else self._preemption.batches(shared)
+        return self._watches.between.follow(batches)
 
     @torch_adapter.outside_compiler
     def step(self, batch: Any) -> torch.Tensor:
@@ -261,21 +205,14 @@ class Trainer:
             self._preemption.in_hand = False
         # Where synchronisation is relaxed, not all workers may get a batch.
         with self._errors.told() if self._relaxation is None else nullcontext():
-            self._check_model()
-            if self._marks is not None:
-                self._marks.compare(self._mesh.whole)
-            self._claim.check()
-            self._others.check()
-            self._written.check()
-            if not self._composition.local or self.plan.priority:
-                check_step_hooks(self.optimizer)
+            self._watches.check_step()
             self._composition.form.forget()
             parts = self._splitter.parts(batch, self.plan.accumulate)
             quiet = self._splitter.unsure or not (self.plan.priority and self.steps)  # nothing is under way
             if self._relaxation is None and quiet:
                 place = self._mesh["data"].rank if self._splitter.gave_part else None
-                self._same["step"].compare(batch, lambda: place, always=self._splitter.unsure)
-            self._between.check(batch, part=self._splitter.gave_part)
+                self._watches.same["step"].compare(batch, lambda: place, always=self._splitter.unsure)
+            self._watches.between.check(batch, part=self._splitter.gave_part)
             if not parts[0].total:
                 raise ValueError("the batch has no samples, so that there is nothing to learn from: leave it out")
             known = self._composition.passes.known
@@ -285,7 +222,7 @@ class Trainer:
             elif self._relaxation is None:
                 known.pads = self._alone(batch) is not None
             compared = self._relaxation is None and not (self.plan.priority and self.steps)
-            with self._readings.reading(parts[0].samples) if compared else nullcontext():
+            with self._watches.readings.reading(parts[0].samples) if compared else nullcontext():
                 begun_s = self._log.begin()
                 loss = self._relaxation.step(parts, self._clip) if self._relaxation is not None else self._step(parts)
             self.steps += 1
@@ -312,11 +249,11 @@ class Trainer:
     def _step(self, parts: Sequence[BatchPart]) -> torch.Tensor:
         first, sharded = self.steps == 0, self.plan.shard == "parameters"
         alike = called_alike(self._composition.model, self._mesh, sharded=sharded) if first else nullcontext()
-        with alike, self._same_numbers.drawing():
+        with alike, self._watches.numbers.drawing():
             loss = self._composition.passes.train(parts)
         self._clip()
         self._composition.update()
-        self._written.note()
+        self._watches.note_written()
         self._composition.form.publish()
         return loss()
 
@@ -349,7 +286,7 @@ class Trainer:
         Raises:
             StageError: as for `step`, as is CommError.
         """
-        self._check_model()
+        self._watches.check_model()
         self.finish()
         composition, training = self._composition, self.model.training
         composition.buffers.send()
@@ -362,7 +299,7 @@ class Trainer:
             with self._errors.told("evaluation"), phase("evaluation"), put_back(), closing(opened) as batches:
                 for batch in batches:
                     (part,) = self._splitter.parts(batch, 1)
-                    self._same["evaluate"].compare(batch, lambda: self._mesh["data"].rank)
+                    self._watches.same["evaluate"].compare(batch, lambda: self._mesh["data"].rank)
                     if metric is None:
                         for found in composition.passes.measured(part, measure):
                             if part.samples and composition.passes.answers:
@@ -401,7 +338,7 @@ class Trainer:
             CommError: without a pipeline, another rank has failed; it has that rank's error.
             ValueError: outputs have different shapes, so they cannot be joined; or ranks were given other batches.
         """
-        self._check_model()
+        self._watches.check_model()
         self.finish()
         predictor, training = self._predictor, self.model.training
         self._composition.buffers.send()
@@ -438,8 +375,7 @@ class Trainer:
         Raises:
             CheckpointError: it cannot be written; the older checkpoint is still there.
         """
-        self._check_model()
-        self._claim.check()
+        self._watches.check()
         self.finish()
         if self._preemption is not None:
             self._preemption.saved(Path(path), extra)
@@ -464,8 +400,7 @@ class Trainer:
                 overwritten.
         """
         self.finish()
-        self._changed.check()
-        self._claim.check()
+        self._watches.check_claim()
         composition = self._composition
         about, extra = _in_and_out.load(composition, Path(path), weights_only=weights_only)
         composition.known = True
@@ -473,7 +408,7 @@ class Trainer:
             composition.form.compression.forget()
         self.steps = about["steps"]
         self._loaders.place(about["loaders"])
-        self._written.note()
+        self._watches.note_written()
         return extra
 
     def resume(self, path: str | Path, extra: Callable[[], Any] | None = None, *, weights_only: bool = True) -> Any:
@@ -519,8 +454,7 @@ class Trainer:
         Args:
             rank0_only: whether rank 0 alone gets it, and other ranks an empty one.
         """
-        self._check_model()
-        self._claim.check()
+        self._watches.check()
         self.finish()
         return _in_and_out.state_dict(self._composition, rank0_only=rank0_only)
 
@@ -541,11 +475,10 @@ class Trainer:
             CheckpointError: keys, shapes or types are not those of the model. Nothing has been overwritten.
         """
         self.finish()
-        self._changed.check()
-        self._claim.check()
+        self._watches.check_claim()
         found = _in_and_out.load_state_dict(self._composition, source, strict=strict)
         self._composition.known |= not found.missing_keys
-        self._written.note()
+        self._watches.note_written()
         return found
 
     def save_model(self, folder: str | Path, max_shard_size: int | str = "5GB") -> None:
@@ -561,8 +494,7 @@ class Trainer:
         Raises:
             CheckpointError: it cannot be written.
         """
-        self._check_model()
-        self._claim.check()
+        self._watches.check()
         self.finish()
         with phase("checkpoint"):
             _in_and_out.save_model(self._composition, Path(folder), parse_bytes(max_shard_size))
@@ -626,16 +558,6 @@ class Trainer:
         which a rank did not wait for communication.
         """
         return self._log.timeline(self._mesh.whole)
-
-    def _check_model(self) -> None:
-        self._between.pause()
-        self._changed.check()
-        if not self._composition.known:
-            raise RuntimeError(
-                "the model, or what was added to it later, was built on the meta device or moved there, and nothing "
-                "says what its weights are: load a checkpoint or a state dict first, or build it all in the function "
-                "that hocket.deferred(build) is given, which initialises it as it would be"
-            )
 
 
 def without_loss_check(trainer: Trainer) -> Trainer:
