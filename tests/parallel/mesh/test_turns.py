@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -192,6 +195,46 @@ def test_threads_that_run_at_once_are_refused_on_every_rank(program: Callable[[h
     for said in run_ranks(_refused, 2, program, hocket.Plan()):
         assert "is still running: on another rank they may come in another order" in said
         assert "put the thread around the loader" in said
+
+
+_TWO = r"""
+import os, threading, torch, hocket
+from torch import nn
+at_once, over = threading.Barrier(2), threading.Barrier(2)
+
+def train(rate):
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    at_once.wait()
+    try:
+        trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer)
+        for _ in range(10_000):
+            trainer.step((torch.ones(4, 3), torch.ones(4, 2)))
+        print("trained", flush=True)
+    except RuntimeError as error:
+        said = "refused" if "is still running" in str(error) else type(error).__name__
+        os.write(1, f"{said}\n".encode())  # as one line, whatever the other thread writes
+    over.wait()
+
+threads = [threading.Thread(target=train, args=(rate,)) for rate in (0.1, 0.2)]
+for one in threads:
+    one.start()
+for one in threads:
+    one.join()
+"""
+
+
+def test_of_two_threads_that_join_and_train_at_once_both_are_refused(tmp_path: Path) -> None:
+    """Else each rank may go on in another one, and they would train one model by two programs."""
+    program = tmp_path / "program.py"
+    program.write_text(_TWO)
+    command = [sys.executable, "-m", "hocket", "run", "-n", "2", "--no-run-dir", str(program)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=deadline(60), check=False)
+    said = [line for line in ran.stdout.splitlines() if line.strip("[01] ")]
+    assert len(said) == 4, ran.stderr
+    for rank in range(2):
+        assert f"[{rank}] refused" in said
+    assert {line[4:] for line in said} <= {"refused", "PeerDiedError"}  # if the other rank has ended first
 
 
 @pytest.mark.parametrize("program", [_batches_ahead, _distributed_ahead, _two_at_once, _within_a_call])

@@ -14,6 +14,7 @@ _SOON_S, _LOOK_S = 0.5, 0.002
 _lock = threading.Lock()
 _last: threading.Thread = threading.main_thread()
 _last_what = "nothing yet"
+_overtaken = ""  # what the last thread is told at its next call: while it ran, another was refused
 _waited_for = False  # whether the main thread waits for the task of a pool in which the last thread has called
 
 
@@ -23,17 +24,21 @@ def in_turn(what: str) -> None:
     A program may build in its main thread and train in another, and go on in the main thread when that has ended, or,
     if it is one of a pool, has ended a task that the main thread has waited for. Two threads that run at once take
     turns in another order on each rank: their operations would meet each other's, and give one's numbers to the other
-    where sizes are alike.
+    where sizes are alike. Both are refused, the other one at its next call: which of them came first is no matter of
+    the program, and on another rank it is this one that goes on.
 
     Args:
         what: the thing that is called, for the message.
 
     Raises:
-        RuntimeError: another thread that has called is still running.
+        RuntimeError: another thread that has called is still running; or another one was refused since this one called.
     """
-    global _last, _last_what, _waited_for
+    global _last, _last_what, _overtaken, _waited_for
     me, last = threading.current_thread(), _last
     if me is last:
+        if _overtaken:
+            text, _overtaken = _overtaken, ""
+            raise RuntimeError(text)
         _last_what = what
         return
     if isinstance(me, threading._DummyThread):  # of no known end: made by C++ or by another language
@@ -42,14 +47,15 @@ def in_turn(what: str) -> None:
         main = threading.main_thread()
         hands_over = last is main and not _within(last)
         if last.is_alive() and not hands_over and not (_waited_for and _soon(_is_idle, last)):
-            raise RuntimeError(
+            _overtaken = (
                 f"{what} is called in thread {me.name!r}, while thread {last.name!r}, which has called {_last_what}, "
                 "is still running: on another rank they may come in another order, and each would get the numbers of "
                 "the other. Call all that is Hocket's in one thread, or join() the other thread before. To load "
                 "batches ahead, put the thread around the loader that you give to Hocket, or use "
                 "DataLoader(num_workers=...)"
             )
-        _last, _last_what = me, what
+            raise RuntimeError(_overtaken)
+        _last, _last_what, _overtaken = me, what, ""
         _waited_for = _of_pool(me) is not None and _soon(_waits, main)
 
 

@@ -3,6 +3,7 @@
 import atexit
 import os
 import pickle
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +23,8 @@ _HEAD_NBYTES: Final = 248  # of a value, sent with its length: more needs a seco
 
 TIMEOUT_S: Final = 300.0
 """Time-out of a world that is joined here: long enough for rank 0 to save or evaluate something alone meanwhile."""
+
+_joining = threading.Lock()
 
 
 class DryGroup:
@@ -148,10 +151,11 @@ def join(group: Any = None, timeout_s: float | None = None) -> World:
     """
     if timeout_s is not None and not 0 < timeout_s < 1e9:
         raise ValueError(f"timeout_s={timeout_s}: give the seconds that an operation may take, a number above 0")
-    if group is None and dist.is_available() and not dist.is_initialized() and _tasks.launched():
-        timeout_s = timeout_s or timeout_setting() or TIMEOUT_S
-        dist.init_process_group("hocket", timeout=timedelta(seconds=max(timeout_s, TIMEOUT_S)))
-        atexit.register(_leave)
+    with _joining:  # two threads at once: both would make the group, and wait for each other's ranks
+        if group is None and dist.is_available() and not dist.is_initialized() and _tasks.launched():
+            timeout_s = timeout_s or timeout_setting() or TIMEOUT_S
+            dist.init_process_group("hocket", timeout=timedelta(seconds=max(timeout_s, TIMEOUT_S)))
+            atexit.register(_leave)
     found = current(group)
     if timeout_s is not None and found.group is not None:
         found.group.set_timeout(timedelta(seconds=timeout_s))
