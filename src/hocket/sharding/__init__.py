@@ -21,6 +21,7 @@ from ._engine import (
     user_line,
 )
 from ._guards import guard_torch
+from ._layouts import same_values, set_values, strided_parts
 from ._operators import changes_first, operator_name
 from ._placement import PARTIAL, REPLICATED, CannotShard, Interval, Placement, Shard, cut, full_shape, join, reshaped
 from ._table import RULES, rule_for
@@ -35,5 +36,6 @@ __all__ = [
     "LocalShard", "NeedsShard", "Operand", "OperatorCall", "Placement", "Shard", "ShardPeers", "ShardedTensor",
     "ShardingError", "SlidingWindow", "WholeBatchNorms", "apply_rule", "as_local", "changes_first", "cut", "full_shape",
     "gathered", "guard_torch", "halo_nbytes", "halo_rows", "join", "leaves", "mapped", "note",
-    "noted", "operator_name", "overlap", "placements_of", "reshaped", "rule_for", "user_line",
+    "noted", "operator_name", "overlap", "placements_of", "reshaped", "rule_for", "same_values", "set_values",
+    "strided_parts", "user_line",
 ]  # fmt: skip

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from hocket.sharding import strided_parts
+
 from ._kernel import Float32Formats, Kernel, format_of, often
 from ._recurrent import RECURRENT, RECURRENT_BACKWARD, recurrent_flops, recurrent_kernels
 
@@ -181,6 +183,8 @@ def _channels_last(one: Tensor, last: torch.memory_format) -> bool:
 
 def bytes_of(one: Tensor) -> int:
     """Return the bytes of a tensor that there are: what was expanded is there once."""
+    if one.layout is not torch.strided:
+        return sum(map(bytes_of, strided_parts(one)))
     sizes = (size for size, stride in zip(one.shape, one.stride(), strict=True) if stride)
     return math.prod(sizes) * one.element_size()
 
@@ -268,7 +272,7 @@ def _crosses(tensors: Sequence[Tensor]) -> bool:
     most = max((one.numel() for one in tensors), default=0)
     inner = set()
     for one in tensors:
-        if one.dim() < 2 or 4 * one.numel() < most or 0 in one.stride():
+        if one.layout is not torch.strided or one.dim() < 2 or 4 * one.numel() < most or 0 in one.stride():
             continue
         wide = [
             (stride, dim - one.dim())

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from hocket.sharding import as_local, leaves
+from hocket.sharding import as_local, leaves, strided_parts
 
 from ._autocast import autocast_behind, autocast_on_meta
 from ._kernel import Float32Formats, Kernel
@@ -156,7 +156,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for one, key in fresh:
             self.alive.append(one)
             if key not in self.ignored:
-                trace.lives[key] = (one.untyped_storage().nbytes(), step, step)
+                trace.lives[key] = (_held_nbytes(one), step, step)
         in_place = bool(made) and func.overloadpacket.__name__.endswith("_")
         if fresh or in_place:  # a view moves nothing
             read = list(zip(given, given_keys, strict=True))
@@ -363,7 +363,7 @@ def watching(
             if key not in seen:
                 seen.add(key)
                 packed.append(saved)
-                nbytes = saved.untyped_storage().nbytes()
+                nbytes = _held_nbytes(saved)
                 trace.spent[at[-1], trace.call].saved += nbytes
                 trace.spent[at[-1], trace.call].saved_fixed += nbytes if key in trace.casts else 0
                 trace.saved.append((at[-1], trace.call, key, nbytes))
@@ -380,3 +380,7 @@ def watching(
         # which a graph is alive cannot be divided.
         packed.clear()
         watch.alive.clear()
+
+
+def _held_nbytes(tensor: Tensor) -> int:
+    return sum(one.untyped_storage().nbytes() for one in strided_parts(tensor))

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from hocket.sharding import same_values, set_values
+
 Undo = Callable[[], object]
 # Registries that torch keeps in a module.
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training", "_buffers"}
@@ -213,8 +215,8 @@ class _KeptState:
         copy = tensor.detach().clone()
 
         def undo() -> None:
-            if not torch.equal(tensor, copy):  # batch norm writes its statistics without a new version
-                tensor.detach().copy_(copy)
+            if not same_values(tensor, copy):  # batch norm writes its statistics without a new version
+                set_values(tensor, copy)
 
         self._undo.append(undo)
 

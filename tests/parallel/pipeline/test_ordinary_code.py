@@ -240,6 +240,39 @@ def test_code_that_goes_through_the_samples_is_refused_by_its_line() -> None:
         split(OneByOne(), 2, torch.randn(4, WIDTH))
 
 
+def asks_for_gradients(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    """Goes on as diffusers' transformers do, which a model that is trained as it evaluates does both ways."""
+    if torch.is_grad_enabled() and model.training:
+        y = torch.zeros_like(y)
+    return model.layers[3](model.layers[2](y))  # type: ignore[no-any-return]
+
+
+def otherwise_without_gradients(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    if torch.is_grad_enabled():
+        y = y * 2
+    return model.layers[3](model.layers[2](y))  # type: ignore[no-any-return]
+
+
+def test_a_model_that_is_trained_as_it_evaluates_may_ask_whether_there_are_gradients() -> None:
+    torch.manual_seed(0)
+    model, x = Parts(asks_for_gradients).eval(), torch.randn(4, WIDTH)
+    stages = split(model, 2, x)
+    expected = model(x)
+    expected.sum().backward()
+    wanted = model.layers[0].weight.grad.clone()
+    model.zero_grad()
+    output, backward = chained(stages, (x,))
+    backward([torch.ones_like(expected)])
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(model.layers[0].weight.grad, wanted)
+    with torch.no_grad():
+        torch.testing.assert_close(chained(stages, (x,))[0], model(x))
+    with pytest.raises(
+        SplitError, match=r"evaluation takes another way through Parts: `if torch.is_grad_enabled\(\):`"
+    ):
+        split(Parts(otherwise_without_gradients).eval(), 2, x)
+
+
 def ragged(step: Callable[[Tensor, Tensor], Any]) -> list[float]:
     g = torch.Generator().manual_seed(4)
     return [float(step(torch.randn(8, WIDTH, generator=g), torch.ones(8, WIDTH))) for _ in range(3)]

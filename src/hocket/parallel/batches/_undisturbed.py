@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hocket.comm import torch_adapter
+from hocket.sharding import same_values, set_values
 
 from ._generators import is_generator, set_state, state_of
 from ._rng import restored
@@ -81,8 +82,8 @@ def _put_back(value: Any, copy: Any) -> None:
         with torch.no_grad():
             if value.shape != copy.shape:
                 value.set_(copy)
-            elif not torch.equal(value, copy):  # what back-propagation needs may not be written to, be it the same
-                value.copy_(copy)
+            elif not same_values(value, copy):  # what back-propagation needs may not be written to, be it the same
+                set_values(value, copy)
     elif is_generator(value):
         set_state(value, copy)
     elif isinstance(value, list):

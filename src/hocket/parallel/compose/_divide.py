@@ -224,6 +224,8 @@ def divide_layers(draft: Draft) -> None:
         if id(tensor) not in kept:
             draft.optimizer.state.pop(tensor, None)
             tensor.grad = None
+            if tensor.layout is not torch.strided:  # of a sparse buffer torch makes none that is empty
+                continue
             tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     if plan.micro_batches > 1 and (changing := changing_buffers(mine[0])):
         draft.notes.append(changing)

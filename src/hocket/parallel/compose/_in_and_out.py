@@ -64,8 +64,7 @@ def _generators(composition: Composition) -> list[Any]:
 def _set(composition: Composition, computed: Mapping[str, Any]) -> None:
     """Give all ranks the weights that were overwritten, and modules what else they keep."""
     composition.form.publish()
-    for key, value in computed.items():
-        composition.model.get_submodule(key.rpartition(".")[0]).set_extra_state(value)
+    composition.outline.give(composition.model, computed)
 
 
 def state_dict(composition: Composition, *, rank0_only: bool) -> OrderedDict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from hocket.comm import torch_adapter
+from hocket.sharding import same_values
 
 OTHERS = 4
 """How many other choices there are; with the last each sample is in the next place."""
@@ -38,7 +39,7 @@ def choices(rows: torch.Tensor, samples: int) -> list[torch.Tensor]:
 def unlike(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors differ."""
     with torch_adapter.unsaved():
-        return one.shape != other.shape or not torch.equal(one.detach(), other.detach())
+        return one.shape != other.shape or not same_values(one.detach(), other.detach())
 
 
 def places(one: torch.Tensor, others: Sequence[torch.Tensor], samples: int) -> set[int]:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hocket.comm import torch_adapter
+from hocket.sharding import same_values
 
 from ..mesh import World
 
@@ -169,9 +170,9 @@ class StateProbe:
         for i, (owner, local, name) in enumerate(self._places.values()):
             after, start = whole[i], self._start[i]
             theirs = [one for part in parts if (one := part[i]) is not None]
-            if after is None or (start is not None and after.shape == start.shape and torch.equal(after, start)):
+            if after is None or (start is not None and after.shape == start.shape and same_values(after, start)):
                 continue
-            if start is None or any(one.shape != start.shape for one in (after, *theirs)):
+            if start is None or any(not _comparable(one, start) for one in (after, *theirs)):
                 found.append(ChangedBuffer(owner, local, name, "other", float("nan")))
                 continue
             kind, off = "other", max(_distance(one, after) for one in theirs)
@@ -195,6 +196,10 @@ def _places(owner: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     if owner._parameters:
         return buffers
     return buffers | {name: one for name, one in vars(owner).items() if isinstance(one, torch.Tensor)}
+
+
+def _comparable(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and one.layout is other.layout is torch.strided
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -269,7 +269,7 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
             with self.graph.inserting_before(next(iter(self.graph.nodes), None)):
                 node = self._attributes[name] = self.graph.create_node("get_attr", name)
             self._noted(node, value).meta["constant"] = not isinstance(value, torch.nn.Parameter)
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and value.layout is torch.strided:
                 self._in_memory.setdefault(_memory(value), set()).add(node.name)
         return self._attributes[name]
 

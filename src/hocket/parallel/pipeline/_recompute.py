@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from hocket.comm.torch_adapter import outside_compiler
+from hocket.sharding import same_values
 
 from ._stage import Segment, Stage
 
@@ -101,7 +102,7 @@ class _BuffersKept:
         for owner, name, buffer, version, value in seen:
             changed, now = _changing.setdefault(owner, set()), owner._buffers[name]
             told = now is not buffer or buffer._version != version
-            if told or name in changed or (value is not None and not torch.equal(value, buffer)):
+            if told or name in changed or (value is not None and not same_values(value, buffer)):
                 changed.add(name)
                 self._before[owner, name] = value
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hocket.sharding import same_values
 from hocket.workload.division import seed
 
 from ..batches import trees as _trees
@@ -46,21 +47,25 @@ def compare(
     written: list[str] = []
     for training in (model.training, not model.training):
         modes = [(module, module.training) for module in model.modules()]
+        trains = training or training is model.training  # also a model that is trained as it evaluates
         if training is not model.training:
             model.train(training)
         try:
             try:
-                ours = _results(model, lambda: chained(stages, inputs), backward=model.training)
-                theirs = _results(model, lambda: (_trees.called(model, inputs), None), backward=model.training)
+                ours = _results(model, lambda: chained(stages, inputs), backward=trains)
+                theirs = _results(model, lambda: (_trees.called(model, inputs), None), backward=trains)
             except Exception as error:
                 raise _failed(model, error) from error
             _compare(model, ours, theirs, training)
             if training:
                 kept = _buffers(model)
-                written = [name for name in kept if not torch.equal(theirs[f"buffer {name}"], kept[name])]
+                written = [name for name in kept if not same_values(theirs[f"buffer {name}"], kept[name])]
+            if trains and not training:  # and evaluates without gradients, for which its code may ask
+                _hold(model, stages, inputs, training, needed=True, gradients=False, who="evaluation takes")
             # The last batch of a data set has fewer samples.
             for size in sorted({samples // 2, 1} - {0, samples}, reverse=True):
-                if not _hold(model, stages, _micro.first(inputs, samples, size), training, needed=size > 1):
+                few = _micro.first(inputs, samples, size)
+                if not _hold(model, stages, few, training, needed=size > 1, gradients=trains):
                     fewest = 2
         finally:
             for module, mode in modes:
@@ -75,10 +80,19 @@ def _buffers(model: torch.nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in known}
 
 
-def _hold(model: torch.nn.Module, stages: Sequence[Stage], inputs: Any, training: bool, *, needed: bool) -> bool:
+def _hold(
+    model: torch.nn.Module,
+    stages: Sequence[Stage],
+    inputs: Any,
+    training: bool,
+    *,
+    needed: bool,
+    gradients: bool,
+    who: str = "fewer samples take",
+) -> bool:
     """Return whether stages hold for fewer samples than they were made with; raise an error if they need to."""
     try:
-        theirs = _results(model, lambda: (_trees.called(model, inputs), None), backward=False)
+        theirs = _results(model, lambda: (_trees.called(model, inputs), None), backward=False, gradients=gradients)
     except Exception as error:
         if not needed:  # the model does not take a single sample, whoever runs it
             return True
@@ -89,7 +103,7 @@ def _hold(model: torch.nn.Module, stages: Sequence[Stage], inputs: Any, training
     widened: list[OtherBranchError] = []
     while True:
         try:
-            ours = _results(model, lambda: chained(stages, inputs), backward=False)
+            ours = _results(model, lambda: chained(stages, inputs), backward=False, gradients=gradients)
             _compare(model, ours, theirs, training)
             return True
         except OtherBranchError as error:
@@ -100,13 +114,11 @@ def _hold(model: torch.nn.Module, stages: Sequence[Stage], inputs: Any, training
                 branch.check.allowed.remove(branch.value)
             if not needed:
                 return False
-            if isinstance(error, SplitError):
+            if isinstance(error, SplitError) and not widened:
                 raise
             if not widened:
                 raise _failed(model, error) from error
-            raise SplitError(
-                f"fewer samples take another way through {type(model).__name__}: {widened[-1]}. {UNCUT}"
-            ) from error
+            raise SplitError(f"{who} another way through {type(model).__name__}: {widened[-1]}. {UNCUT}") from error
 
 
 def _failed(model: torch.nn.Module, error: Exception) -> SplitError:
@@ -137,10 +149,13 @@ def chained(stages: Sequence[Stage], inputs: Any) -> tuple[Any, Callable[[list[T
     return output, backward
 
 
-def _results(model: torch.nn.Module, run: Callable[[], Any], *, backward: bool) -> dict[str, Tensor]:
+def _results(
+    model: torch.nn.Module, run: Callable[[], Any], *, backward: bool, gradients: bool = False
+) -> dict[str, Tensor]:
+    """Return what a run gives and leaves: with `gradients` one to go back from, which `backward` does."""
     found: dict[str, Tensor] = {}
     few: dict[str, Tensor] = {}
-    with tensors_unchanged(model), torch.set_grad_enabled(backward), without_large_gradients(model, few):
+    with tensors_unchanged(model), torch.set_grad_enabled(backward or gradients), without_large_gradients(model, few):
         seed(0)
         output, back = run()
         tensors = _values.tensors_of(output)
@@ -178,7 +193,11 @@ def _compare(model: torch.nn.Module, ours: dict[str, Tensor], theirs: dict[str, 
             difference = "is missing"
         elif mine.shape != expected.shape or mine.dtype != expected.dtype:
             difference = f"is {tuple(mine.shape)} {mine.dtype} and not {tuple(expected.shape)} {expected.dtype}"
-        elif torch.equal(mine, expected) or torch.allclose(  # equal, as a rule, which is seen much faster
+        elif same_values(mine, expected):  # as a rule, which is seen much faster
+            continue
+        elif mine.layout is not torch.strided or expected.layout is not torch.strided:
+            difference = "is another one"
+        elif torch.allclose(
             mine.double(), expected.double(), rtol=1e-3, atol=_tolerance(expected, name, largest), equal_nan=True
         ):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 
 from hocket import comm
 from hocket.comm import torch_adapter
+from hocket.sharding import set_values
 
 from ..mesh import World
 from ._deferred import is_deferred
@@ -84,12 +86,16 @@ class FlatBundles:
     def __init__(self, world: World) -> None:
         self._world = world
         self._bundles: list[FlatBundle] = []
+        self._sent: list[tuple[weakref.ref[torch.Tensor], int]] = []  # tensors of other layouts, and their versions
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite `tensors` with rank 0's values; a collective operation."""
         by_device: dict[torch.device, list[torch.Tensor]] = {}
+        others: list[torch.Tensor] = []
         for tensor in tensors:
-            if tensor.numel():
+            if tensor.layout is not torch.strided:
+                others.append(tensor)
+            elif tensor.numel():
                 by_device.setdefault(tensor.device, []).append(tensor)
         for i, same_device in enumerate(by_device.values()):
             if i == len(self._bundles):
@@ -97,14 +103,34 @@ class FlatBundles:
             elif not self._bundles[i].holds(same_device):
                 self._bundles[i] = FlatBundle(same_device, self._world)
             self._bundles[i].broadcast()
+        if others:
+            now = [(weakref.ref(one), 0 if one.is_inference() else one._version) for one in others]
+            changed = len(now) != len(self._sent) or any(
+                one is not before() or version != written
+                for one, (before, version), (_, written) in zip(others, self._sent, now, strict=True)
+            )
+            _send_objects(others, self._world, changed=changed)
+            self._sent = now
+
+
+def _send_objects(tensors: Sequence[torch.Tensor], world: World, *, changed: bool = True) -> None:
+    """Overwrite tensors of any layout (sparse ones) with rank 0's, if they have `changed` there."""
+    values = world.from_root([one.detach() for one in tensors] if changed else None)
+    if world.rank != 0 and values is not None:
+        for mine, value in zip(tensors, values, strict=True):
+            set_values(mine, value)
 
 
 def broadcast_tensors(tensors: Sequence[torch.Tensor], world: World) -> None:
     """Overwrite `tensors` with rank 0's values, in pieces that need little memory; not those that have none yet."""
     piece: list[torch.Tensor] = []
+    others: list[torch.Tensor] = []
     nbytes = 0
     for tensor in tensors:
         if is_deferred(tensor):
+            continue
+        if tensor.layout is not torch.strided:
+            others.append(tensor)
             continue
         size = tensor.numel() * tensor.element_size()
         if piece and (nbytes + size > _PIECE_NBYTES or tensor.device != piece[0].device):
@@ -114,6 +140,8 @@ def broadcast_tensors(tensors: Sequence[torch.Tensor], world: World) -> None:
         nbytes += size
     if piece:
         FlatBundle(piece, world).broadcast()
+    if others:
+        _send_objects(others, world)
 
 
 def check_model(module: torch.nn.Module, world: World) -> None:

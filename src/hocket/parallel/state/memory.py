@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from hocket.sharding import strided_parts
+
 
 @dataclass(frozen=True, slots=True)
 class StateBytes:
@@ -67,10 +69,9 @@ def nbytes(tensors: Iterable[Any]) -> int:
     spans: dict[tuple[int, int], int] = {}
     for tensor in tensors:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        if local.is_sparse:
-            local = local.coalesce().values()
-        if local.numel() and local.untyped_storage().nbytes():
-            spans[local.data_ptr(), local.numel()] = local.numel() * local.element_size()
+        for part in strided_parts(local.detach()):
+            if part.numel() and part.untyped_storage().nbytes():
+                spans[part.data_ptr(), part.numel()] = part.numel() * part.element_size()
     covered, end = 0, 0
     for (begin, _), size in sorted(spans.items()):
         covered += max(0, begin + size - max(begin, end))

@@ -38,7 +38,8 @@ class _StateDict:
     def __init__(self, state: Mapping[str, Any]) -> None:
         self._state = state
         self.tied: dict[str, str] = {}
-        weights = {k: v for k, v in state.items() if isinstance(v, torch.Tensor) and not k.endswith(EXTRA_STATE)}
+        plain = {k: v for k, v in state.items() if isinstance(v, torch.Tensor) and v.layout is torch.strided}
+        weights = {k: v for k, v in plain.items() if not k.endswith(EXTRA_STATE)}
         self.tensors = {k: (tuple(v.shape), v.dtype) for k, v in weights.items()}
         self.others = {k: v for k, v in state.items() if k not in self.tensors}
 

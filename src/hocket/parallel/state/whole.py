@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hocket.sharding import set_values
+
 from ..mesh import World
 from ._manifest import CheckpointError, alike
 from ._shards import Shape, TensorShard
@@ -29,7 +31,7 @@ class ModelOutline:
     # the model leaves out of its state dict.
     tensors: dict[str, tuple[Shape, torch.dtype]]
     keys: dict[str, str]  # of each key of the state dict the name in `tensors`; tied ones are several with one name
-    # all other keys: of what modules keep besides tensors (`get_extra_state`), or a hook makes
+    # all other keys: of what modules keep besides tensors (`get_extra_state`), of sparse buffers, or a hook makes
     computed: tuple[str, ...]
     order: tuple[str, ...]  # all keys, as the model has them
     groups: tuple[tuple[str, ...], ...]  # of each parameter group of the optimizer the names in `tensors`, sorted
@@ -42,7 +44,8 @@ class ModelOutline:
             state = model.state_dict(keep_vars=True)
         except TypeError:  # the model has a method of its own
             state = torch.nn.Module.state_dict(model, keep_vars=True)
-        parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        parameters = dict(model.named_parameters())
+        buffers = {name: one for name, one in model.named_buffers() if one.layout is torch.strided}
         names = {id(t): name for named in (buffers, parameters) for name, t in named.items()}
         keys = {key: names[id(value)] for key, value in state.items() if id(value) in names}
         whole = {**parameters, **buffers}
@@ -63,21 +66,44 @@ class ModelOutline:
         return all(key in self.keys for key in keys) and {self.keys[key] for key in keys} == self.tensors.keys()
 
     def computed_state(self, model: torch.nn.Module, world: World) -> dict[str, Any]:
-        """Return what modules keep besides tensors; a collective operation.
+        """Return what modules keep besides tensors, and their sparse buffers; a collective operation.
 
         Raises:
             CheckpointError: It is not the same on all ranks.
         """
-        kept = [key for key in self.computed if key.endswith(EXTRA_STATE)]
-        if not kept:
-            return {}
-        mine = {key: model.get_submodule(key.rpartition(".")[0]).get_extra_state() for key in kept}
+        buffers = dict(model.named_buffers(remove_duplicate=False)) if self.computed else {}
+        mine: dict[str, Any] = {}
+        for key in self.computed:
+            if key.endswith(EXTRA_STATE):
+                mine[key] = model.get_submodule(key.rpartition(".")[0]).get_extra_state()
+            elif key in buffers:
+                mine[key] = buffers[key].detach().cpu().clone()
         for key, value in mine.items():
             stream = io.BytesIO()
             torch.save(value, stream)  # pickle makes other bytes of a tensor each time
             if len(set(world.from_all(stream.getvalue()))) > 1:
                 raise CheckpointError(f"{key!r} of the model's state dict is not the same on all ranks")
         return mine
+
+    def give(self, model: torch.nn.Module, computed: Mapping[str, Any]) -> None:
+        """Set what `computed_state` has returned.
+
+        Raises:
+            CheckpointError: A sparse buffer has another shape or layout there.
+        """
+        for key, value in computed.items():
+            path, _, local = key.rpartition(".")
+            module = model.get_submodule(path)
+            buffer = module._buffers.get(local)
+            if buffer is None:
+                module.set_extra_state(value)
+            elif (value.shape, value.layout) != (buffer.shape, buffer.layout):
+                raise CheckpointError(
+                    f"{key!r} is {value.layout} of shape {list(value.shape)} in what is loaded, and {buffer.layout} of "
+                    f"shape {list(buffer.shape)} here"
+                )
+            else:
+                set_values(buffer, value)
 
     def check_keys(self, missing: Collection[str], unexpected: Collection[str], source: str, *, strict: bool) -> None:
         """Raise CheckpointError if a strict source has not the keys of the model; names up to five of each kind."""
