@@ -362,10 +362,13 @@ def _selected_from(node: Any, made: set[int]) -> int | None:
 def scale_of_means(loss: torch.Tensor, made: set[int], samples: int, *, learned: bool = True) -> tuple[float, ...]:
     """Return by what a loss multiplies its means over the model's outputs; also by parameters, if `learned`."""
     found: list[float] = []
-    for one in () if is_one_by_one(loss, samples) else _terms(loss, samples):
+    parts = [] if is_one_by_one(loss, samples) else list(_terms(loss, samples))
+    for one in parts:
         mean = one.node.name() == "MeanBackward0" or _reduction(one.node) == 1
         if mean and torch_adapter.reaches(one.node, made) and (learned or not one.learned):
-            found.append(one.factor / (1.0 if one.divisor is None else abs(float(one.divisor)) or 1.0))
+            # `(losses * mask).mean() / mask.mean()` divides by a count.
+            by = None if len(parts) == 1 and one.divisor is not None and not is_plain(one.divisor) else one.divisor
+            found.append(one.factor / (1.0 if by is None else abs(float(by)) or 1.0))
     return tuple(found)
 
 

@@ -443,9 +443,7 @@ class DataParallel(StandsForModule):
         if note is None or note.share is None or self._loss_reduction == "sum":
             if note is not None and roots[0].numel() == 1:
                 note.summed = roots[0].detach() if self._loss_reduction == "sum" else None
-            found = 0.0 if note is None or note.share is None else self._padding.number(roots[0], note.share.samples)
-            if self._marks.compare(self._world, found):
-                self._padding.refuse(self._world)
+            self._losses.summed(roots[0], self._made, None if note is None else note.share)
             return
         if self._outputs is not None and (self._outputs or not self._looked):
             self._losses.check_first(roots[0], self._outputs, self._kept, self._made, note.share, self._apart)
@@ -460,7 +458,7 @@ class DataParallel(StandsForModule):
         self._outside.compare(roots[0], self._world)
         self._input_gradients.backward(roots[0], note.share)
         if note.stated:
-            self._losses.stated(roots[0], self._made, note.weight, note.share.samples)
+            self._losses.stated(roots[0], self._made, note.weight, note.share)
             self._anew |= self._losses.is_new and not self._looks
             self._weigh_uncounted(note, reducer, roots[0])
             return

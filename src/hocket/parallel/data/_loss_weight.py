@@ -31,6 +31,7 @@ from ._coupling import (
 from ._exchanged import ExchangedSamples
 from ._kept import unlike
 from ._later_padding import FOUND, LATENT, LaterPadding
+from ._loss_numbers import LossNumbers
 from ._replica_marks import ReplicaMarks
 
 _TERMS = 8
@@ -104,6 +105,7 @@ class LossWeights:
     def __init__(self, world: World, marks: ReplicaMarks, padding: LaterPadding) -> None:
         self._world, self._marks, self._padding = world, marks, padding
         self._parts = BatchParts()
+        self._numbers = LossNumbers()
         self._looked_at = 0
         self._constants = set[float]()  # by which all ranks have divided a sum
         self._takes_counts = False  # whether some rank's loss has divided by a count that is a number of Python
@@ -170,7 +172,8 @@ class LossWeights:
         self._otherwise |= otherwise
         hidden = single and samples > 0 and not terms and torch_adapter.is_compiled(loss)
         new = self._takes_form(loss, made, samples) + self._padding.number(loss, samples)
-        weight = self._weight_by(terms, samples, scales, wrong, guard, new, more, hidden)
+        numbers = self._numbers.numbers(loss, made, note.share)
+        weight = self._weight_by(terms, samples, scales, wrong, guard, new, more, hidden, numbers)
         self._otherwise |= weight is not None and abs(weight - note.share.weight) > 1e-6
         return weight
 
@@ -200,19 +203,43 @@ class LossWeights:
             self._changed = None if first is None else (share, first, scales)
         self._scales.setdefault(share.total, []).append(scales)
 
-    def stated(self, loss: torch.Tensor, made: set[int], weight: float, samples: int) -> None:
+    def stated(self, loss: torch.Tensor, made: set[int], weight: float, share: BatchShard) -> None:
         """Take notice of a loss of which the program has told the weight.
 
         Raises:
             RuntimeError: ranks count differently where the loop gathers, or their replicas differ; on every rank alike.
         """
         self.check_alike(weight)
-        self._fresh |= self._takes_form(loss, made, samples)
-        fresh = self._marks.compare(self._world, self._fresh + self._padding.number(loss, samples))
-        if fresh is not None and fresh >= LATENT:
-            self._padding.refuse(self._world)
+        self._fresh |= self._takes_form(loss, made, share.samples)
+        fresh = self._compare(loss, made, share, float(self._fresh), summed=False)
         self.is_new = fresh is not None and fresh % LATENT > 0
         self._fresh &= fresh is None
+
+    def summed(self, loss: torch.Tensor, made: set[int], share: BatchShard | None) -> None:
+        """Take notice of a loss that is a sum, or of one of no batch of a loader.
+
+        Raises:
+            RuntimeError: see `stated`.
+        """
+        self._compare(loss, made, share, 0.0, summed=True)
+
+    def _compare(
+        self, loss: torch.Tensor, made: set[int], share: BatchShard | None, more: float, *, summed: bool
+    ) -> float | None:
+        """Compare what a loss shows besides its weight, in some calls; return the sum of `more` over ranks then."""
+        if share is not None:
+            more += self._padding.number(loss, share.samples)
+
+        def numbers() -> list[float]:
+            none = [0.0] * LossNumbers.SIZE
+            return [more, *(none if share is None else self._numbers.numbers(loss, made, share, summed=summed))]
+
+        if (found := self._marks.compare(self._world, numbers)) is None:
+            return None
+        if found[0] >= LATENT:
+            self._padding.refuse(self._world)
+        self._numbers.tell(found[1:], self._world)
+        return found[0]
 
     def _takes_form(self, loss: torch.Tensor, made: set[int], samples: int) -> bool:
         """Return whether this rank's loss has a form that it had not before."""
@@ -467,6 +494,7 @@ class LossWeights:
         new: float = 0.0,
         more: float = 0.0,
         hidden: bool = False,
+        numbers: Sequence[float] = (),
     ) -> float | None:
         """Return the weight of this rank's loss whose terms divide by these numbers; None where they do not tell.
 
@@ -474,7 +502,8 @@ class LossWeights:
         another multiple than one device's, or takes the gradient of each by itself, and `guard` whether 1 stands for
         nothing, unless the loss divides by samples; None if that is not known. `new` is 1 if its form is, more
         by `FOUND` or `LATENT` if padding changes it, and `more` by how much more its term divides if it is not that of
-        one sample (`torch.stack(losses).mean()`); `hidden` whether torch.compile hides what it divides by.
+        one sample (`torch.stack(losses).mean()`); `hidden` whether torch.compile hides what it divides by;
+        `numbers` are those of `LossNumbers`.
 
         Raises:
             RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
@@ -493,7 +522,8 @@ class LossWeights:
         lengths = [float(samples > 0), length, length * length]
         scaled = [scale, scale * scale, float(scale != 0), wrong]
         looked = [float(hidden), float(self._otherwise), float(more > 0), more, new]
-        said = torch.tensor([*lengths, *looked, *guards, *scaled], dtype=torch.float64)
+        numbers = numbers or [0.0] * LossNumbers.SIZE
+        said = torch.tensor([*numbers, *lengths, *looked, *guards, *scaled], dtype=torch.float64)
         apart = mine * bool(guard)  # counts that may be none
         sums = torch.cat([mine - apart, apart, said, self._marks.numbers()]).to(self._world.device)
         with comm.label("loss weights"):
@@ -502,6 +532,8 @@ class LossWeights:
         self._marks.check(sums[-ReplicaMarks.SIZE :], self._world)
         sums = sums[: -ReplicaMarks.SIZE]
         self._check_scales(sums[-4:].tolist(), scales, samples)
+        if not self._told_scales:
+            self._numbers.tell(sums[-15 - LossNumbers.SIZE : -15].tolist(), self._world)
         hiding, otherwise, listed, added, fresh, guarding, unsure, off = sums[-12:-4].tolist()
         ranks, length, squared = sums[-15:-12].tolist()
         if fresh >= FOUND or (fresh >= LATENT and ranks * squared != length * length):
@@ -509,7 +541,7 @@ class LossWeights:
         self.is_new = fresh % LATENT > 0
         if hiding and otherwise:
             raise RuntimeError(_HIDDEN)
-        sums, apart = sums[:-15].view(2, -1)
+        sums, apart = sums[: -15 - LossNumbers.SIZE].view(2, -1)
         world, all_known = self._world.size, float((sums + apart)[-3])
         self._counts |= off > 0 and all_known == world
         if self._counts and unsure and all_known == world:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -64,11 +64,11 @@ class ReplicaMarks:
         """How often the optimizers have updated."""
         return sum(updates for _, (updates,) in self._optimizers)
 
-    def compare(self, world: World, more: float = 0.0) -> float | None:
+    def compare(self, world: World, more: Callable[[], Sequence[float]] = tuple) -> list[float] | None:
         """Compare in a sum of their own, in the calls that are powers of two and in every 32nd; a collective operation.
 
         Returns:
-            The sum of `more` over ranks; None in other calls.
+            The sums over ranks of what `more` gives then; None in other calls.
 
         Raises:
             RuntimeError: See `check`.
@@ -76,11 +76,12 @@ class ReplicaMarks:
         self._passes += 1
         if not due(self._passes):
             return None
-        sums = torch.cat([self.numbers(), torch.tensor([more], dtype=torch.float64)]).to(world.device)
+        sums = torch.cat([self.numbers(), torch.tensor(more(), dtype=torch.float64)]).to(world.device)
         with comm.label("replicas compared"):
             world.all_reduce(sums)
-        self.check(sums[:-1], world)
-        return float(sums[-1])
+        self.check(sums[: self.SIZE], world)
+        found: list[float] = sums[self.SIZE :].tolist()
+        return found
 
     def numbers(self) -> torch.Tensor:
         """Return this rank's marks, to be summed over ranks: float64 of SIZE elements."""
