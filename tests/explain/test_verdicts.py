@@ -293,7 +293,8 @@ def test_what_a_trainer_saves_and_evaluates_is_no_computation(tmp_path: Path) ->
         phases = rank.phases()
         for name in ("checkpoint", "evaluation"):
             longest = np.sort(np.diff(phases[name], axis=1).ravel())[-8:]  # `torch.save` alone has shorter ones
-            assert longest.sum() == pytest.approx(rank.values()[name]["value"].sum(), rel=0.2), "all of the calls"
+            took = np.median(rank.values()[name]["value"])
+            assert np.median(longest) == pytest.approx(took, rel=0.3), "all of the calls"
 
 
 def test_cores_that_emulated_hosts_share_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
