@@ -2,6 +2,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from hocket.cli import main
 from hocket.comm import OperationRecord
 from hocket.explain import Replay, explain, parts_of, report
+from hocket.explain._parts import BUBBLE, LATE
+from hocket.explain._slow_steps import slow_steps
 from hocket.explain._straggler import began
 from hocket.profile import RecordError, read_run
 from hocket.profile._layout import PHASE, SAMPLE, STEP

@@ -4,7 +4,7 @@ import numpy as np
 
 from hocket.profile import SAMPLE, short_place
 
-from ._parts import CHECKPOINT, COLLECTOR, COMMUNICATION, COMPUTATION, DATA, LATE, Array, Parts
+from ._parts import BUBBLE, CHECKPOINT, COLLECTOR, COMMUNICATION, COMPUTATION, DATA, LATE, Array, Parts
 from ._verdict import LEAST_GAIN, MOST_LISTED, Verdict, ms
 
 _TIMES = 3.0  # as long as the middle step
@@ -26,7 +26,7 @@ def slow_steps(parts: Parts) -> list[Verdict]:
         return []
     typical = np.median(parts.seconds, axis=2, keepdims=True)
     excess = np.maximum(parts.seconds[:, :, slow] - typical, 0.0)  # by rank, part and slow step
-    own = [n for n, name in enumerate(parts.names) if name != LATE and not name.startswith(COMMUNICATION)]
+    own = [n for n, name in enumerate(parts.names) if name not in (LATE, BUBBLE) and not name.startswith(COMMUNICATION)]
     work = excess[:, own].sum(axis=1)
     if work.max(axis=0).sum() < 0.5 * more_s:  # nobody is longer at work: the ranks wait together
         blamed, number = np.arange(0), int(excess.mean(axis=(0, 2)).argmax())
