@@ -253,9 +253,12 @@ def test_a_few_slow_steps_are_told_and_nothing_else(
     (told,) = explain(tmp_path).verdicts
     assert (told.kind, told.ranks) == ("slow steps", ranks)
     assert told.sentence.startswith(which)
-    assert told.gain == pytest.approx(
-        0.08 * len(range(60)[steps]) / (0.02 * 58 + 0.08 * len(range(60)[steps])), rel=0.1
-    )
+    more_s = 0.08 * len(range(60)[steps])
+    assert told.gain == pytest.approx(more_s / (0.02 * 58 + more_s), rel=0.1)
+    parts = parts_of(read_run(tmp_path))
+    assert parts is not None
+    staged = tuple({LATE: BUBBLE}.get(name, name) for name in parts.names)  # who waits for a stage is not slow
+    assert [one.ranks for one in slow_steps(replace(parts, names=staged))] == [ranks]
 
 
 def test_slow_steps_whose_ranks_change_and_epochs_that_wait_for_data(
