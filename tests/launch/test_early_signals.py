@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,33 @@ def test_under_nohup_the_terminal_may_go_at_any_moment(told: Any) -> None:
     ignore = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731 - for preexec_fn
     status, out, err = told("hocket.launch", signal.SIGHUP, preexec_fn=ignore)
     assert (status, sorted(out.splitlines())) == (0, ["[0] told False", "[1] told False"]), err
+
+
+# The command signals itself once its ranks have ended: before it says so, and while Python ends.
+LATE = """
+import os, signal, sys
+from hocket.launch import _launch
+number = signal.Signals[sys.argv.pop(1)]
+def last(*given, concluded=_launch._concluded):
+    os.kill(os.getpid(), number)
+    print("concluded", flush=True)
+    return concluded(*given)
+class Last:
+    def __del__(self):
+        os.kill(os.getpid(), number)
+_launch._concluded = last
+sys.until_the_end = Last()
+from hocket.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("ends", ["", "raise SystemExit(3)"])
+def test_what_comes_once_the_ranks_have_ended_changes_no_status(script: Any, number: signal.Signals, ends: str) -> None:
+    command = [sys.executable, script(LATE, "late.py"), number.name, "run", "-n", "2", "--no-run-dir", script(ends)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=deadline(60), check=False)
+    assert (ran.returncode, ran.stdout) == (3 if ends else 0, "concluded\n"), ran.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

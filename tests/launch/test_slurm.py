@@ -16,6 +16,8 @@ from hocket.cli import main
 from hocket.launch import ArgumentError, batch_script, parse_arguments, step_command
 from hocket.testing import deadline
 
+from ..processes import until
+
 ALLOCATION = {
     "SLURM_JOB_ID": "7",
     "SLURM_JOB_NUM_NODES": "2",
@@ -211,6 +213,26 @@ def test_a_job_near_its_time_limit_is_queued_again_and_goes_on(script: Any, tmp_
     print(out)
     assert "hocket: SIGUSR1: a checkpoint is in checkpoint" in out
     assert losses(out) == losses(alone.stdout)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("slurm")
+def test_a_job_of_two_nodes_that_has_saved_ends_by_its_status(script: Any, tmp_path: Path) -> None:
+    """The launcher that ends first has srun end the step, hence the other launcher."""
+    batch, out = tmp_path / "job.sh", tmp_path / "out"
+    batch.write_text(f"#!/bin/sh\n{sys.executable} -m hocket run -n 1 {script(RESUMES)}\necho status $?\n")
+    asked = ["sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", f"--output={out}", str(batch)]
+    settings: dict[str, Any] = {"capture_output": True, "text": True, "check": True, "timeout": deadline(30)}
+    job = subprocess.run(
+        asked, cwd=tmp_path, env={**os.environ, "STEP_S": "1", "TMPDIR": str(tmp_path)}, **settings
+    ).stdout.strip()
+    try:
+        assert until(lambda: out.exists() and "step 2 " in out.read_text(), deadline(120))
+        subprocess.run(["scancel", "--signal=USR1", job], **settings)
+        assert until(lambda: "\nstatus " in out.read_text(), deadline(60))
+    finally:
+        subprocess.run(["scancel", job], timeout=deadline(30), check=False)
+    assert "\nstatus 75\n" in out.read_text(), out.read_text()
 
 
 @pytest.mark.usefixtures("slurm")

@@ -5,6 +5,7 @@ import os
 import secrets
 import shlex
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -63,6 +64,9 @@ def run(context: typer.Context) -> None:
         raise typer.Exit(1) from None
     if arguments.as_json:
         print_json(result.as_json())
+    with contextlib.suppress(OSError, ValueError):  # nobody reads; closed
+        sys.stdout.flush()
+    _early.all_said()
     raise typer.Exit(result.exit_code)
 
 

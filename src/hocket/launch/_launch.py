@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from string import Template
 from typing import Any, BinaryIO
 
+from hocket import _early
 from hocket._limits import usable_cores
 from hocket._sweep import JOB_VARIABLE
 from hocket.comm import rendezvous
@@ -173,6 +174,7 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
     result = LaunchResult(
         outcome, code, arguments.nproc, time.monotonic() - begin_s, ours.restarts, ours.failures if code else ()
     )
+    _early.ended(result.exit_code)
     with contextlib.suppress(OSError):  # nobody reads; the exit code says so
         ours.report(result)
     if arguments.placement is not None:

@@ -149,8 +149,8 @@ def to_handle(names: str) -> list[str]:
 class EndingSignals(AbstractContextManager["EndingSignals"]):
     """What is told by signals before there are ranks; then elastic's handlers, or others, take the place of these.
 
-    At its end it gives back the handlers of before; nothing may interrupt the clean-up before that. Ctrl-C raises
-    KeyboardInterrupt all along.
+    At its end it gives back the handlers of before; nothing may interrupt the clean-up before that, nor what the
+    command has to say after it. Ctrl-C raises KeyboardInterrupt all along.
     """
 
     def __init__(self) -> None:
@@ -196,4 +196,5 @@ class EndingSignals(AbstractContextManager["EndingSignals"]):
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if not _early.stays_ignored(number):
+                signal.signal(number, handler)
