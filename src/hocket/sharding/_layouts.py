@@ -1,5 +1,7 @@
 """Tensors of any layout: whether two hold the same, and one that is given what another holds."""
 
+from typing import Any
+
 import torch
 
 _COMPRESSED = {
@@ -42,5 +44,6 @@ def strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
         rows, columns = _COMPRESSED[tensor.layout]
         return rows(tensor), columns(tensor), tensor.values()
     if tensor.layout is torch.jagged:
-        return tensor.values(), tensor.offsets()
+        jagged: Any = tensor
+        return jagged.values(), jagged.offsets()
     return (tensor.to_dense(),)
