@@ -1,5 +1,7 @@
 """Tensors of any layout: whether two hold the same, and one that is given what another holds."""
 
+from typing import Any
+
 import torch
 
 _COMPRESSED = {
@@ -32,7 +34,7 @@ def set_values(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the tensors with strides that a tensor consists of: itself, or indices and values."""
+    """Return the tensors with strides that a tensor consists of: itself, or values and where they are."""
     if tensor.layout is torch.strided:
         return (tensor,)
     tensor = tensor.detach()
@@ -41,4 +43,7 @@ def strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if tensor.layout in _COMPRESSED:
         rows, columns = _COMPRESSED[tensor.layout]
         return rows(tensor), columns(tensor), tensor.values()
+    if tensor.layout is torch.jagged:
+        jagged: Any = tensor
+        return jagged.values(), jagged.offsets()
     return (tensor.to_dense(),)

@@ -181,6 +181,8 @@ def test_a_collate_fn_that_gives_a_sample_something_of_others_is_told(found: Any
 )
 def test_padding_that_is_not_masked_is_refused(found: Any, how: str) -> None:
     assert "something else for a sample that is padded further" in found[how][1]
+    assert "or it is on the left" in found[how][1]
+    assert "pad on the right" in found[how][1]
 
 
 @pytest.mark.parametrize("how", ["Trainer", "loop"])

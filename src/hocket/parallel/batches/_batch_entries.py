@@ -9,6 +9,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from hocket.sharding import strided_parts
+
 from .trees import children, is_dataclass
 
 _ELEMENTS: Final = 4096  # of a tensor that are compared, spread over it: all would take time
@@ -52,7 +54,10 @@ def entries_of(value: Any, name: str = "batch") -> Iterator[BatchEntry]:
     """Yield what a batch holds; `name` is what errors call it."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         value = torch.from_numpy(np.ascontiguousarray(value))
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and value.layout is torch.jagged:  # its shape names the object
+        for part, one in zip(("values", "offsets"), strided_parts(value), strict=True):
+            yield from entries_of(one, f"{name}.{part}()")
+    elif isinstance(value, torch.Tensor):
         plain = value.layout is torch.strided and not value.is_meta
         flat = value.detach().reshape(-1)[:: max(1, value.numel() // _ELEMENTS)] if plain else torch.empty(0)
         flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hocket.sharding import strided_parts
+
 
 @dataclass(frozen=True, slots=True)
 class BatchShard:
@@ -48,6 +50,8 @@ class BatchShard:
 
 def fingerprint(batch: Any) -> list[Any]:
     """Return what ranks compare to see whether they hold the same batch: sizes, plain values, sums of contents."""
+    if isinstance(batch, torch.Tensor) and batch.layout is torch.jagged:
+        return [item for one in strided_parts(batch) for item in fingerprint(one)]
     if isinstance(batch, torch.Tensor):
         content = batch.detach().reshape(-1)[:4096]
         content = (torch.view_as_real(content) if content.is_complex() else content).to("cpu", torch.float64)

@@ -132,7 +132,7 @@ class Cutter:
         if path in self._by_sample:
             return value[begin:end]
         if isinstance(value, torch.Tensor | np.ndarray):
-            return value[begin:end] if value.ndim and value.shape[0] == total else value
+            return _rows(value, begin, end) if value.ndim and value.shape[0] == total else value
         if isinstance(value, Mapping):
             parts = {key: self._cut(item, (*path, key), begin, end, total) for key, item in value.items()}
             return _trees.like_mapping(value, parts)
@@ -152,6 +152,13 @@ _REMEDY = (
     "which need not be cut, or give the loader the attribute batch_size; where each field has one, pass the fields as "
     "a mapping"
 )
+
+
+def _rows(value: Any, begin: int, end: int) -> Any:
+    """Return some rows of a tensor or an array; of a nested tensor, which torch does not cut, one of its own."""
+    if not isinstance(value, torch.Tensor) or not value.is_nested:
+        return value[begin:end]
+    return torch.nested.as_nested_tensor(list(value.unbind()[begin:end]), layout=value.layout)
 
 
 def _entries(value: Any) -> list[tuple[Any, Any]]:

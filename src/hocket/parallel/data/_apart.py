@@ -33,7 +33,8 @@ _SCALARS = {torch.float64: 1e-6, torch.float32: 1e-4}
 PADDED = (
     "the loader's collate_fn, or the loop, pads samples to the longest of them, each rank has its own, and the model "
     "or its loss gives something else for a sample that is padded further ({}): padding is not masked (a recurrent "
-    "layer that runs over it, a mean, a convolution). Mask it, pad all batches to one length, or pass "
+    "layer that runs over it, a mean, a convolution), or it is on the left and moves what it pads (in a model that "
+    "counts positions from the beginning). Mask it, pad on the right, pad all batches to one length, or pass "
     "an object whose __iter__ gives the DataLoader's batches, of which every rank loads all and keeps its part"
 )
 """Format of what is wrong where a rank pads less than one device does."""

@@ -96,7 +96,7 @@ class LaterPadding:
 
     def given(self, inputs: Any) -> None:
         """Take notice of what a forward pass is given."""
-        self._shapes = [one.shape[1:] for one in tensors_in(inputs)]
+        self._shapes = [one.shape[1:] for one in tensors_in(inputs) if not one.is_nested]
 
     @property
     def length(self) -> float:
