@@ -326,6 +326,22 @@ def reduced() -> torch.Tensor | None:
     return call.f_locals.get("tensor") if sums and own else None
 
 
+_DEEP = 16  # calls between a collective operation and who wants it, and more
+
+
+def called_by(*modules: str) -> bool:
+    """Return, where `hearing_collectives` calls, whether one of these modules, or one within, has called."""
+    call: Any = sys._getframe(2)
+    for _ in range(_DEEP):
+        if call is None:
+            break
+        name = str(call.f_globals.get("__name__"))
+        if any(name == one or name.startswith(f"{one}.") for one in modules):
+            return True
+        call = call.f_back
+    return False
+
+
 def without_collectives() -> contextlib.AbstractContextManager[None]:
     """Open a block in which this rank runs something alone: what would talk to other ranks raises RuntimeError."""
 

@@ -24,6 +24,7 @@ from ._loss_graph import (
     is_plain,
     is_zeroed,
     kind_of,
+    of_parameters,
     sizes_of,
     takes_one,
     terms,
@@ -46,7 +47,7 @@ __all__ = [
     "cut_fields", "digest", "divided_by", "divides_by_samples", "divides_itself", "divisor_of_shares",
     "divisor_of_some", "divisors", "due", "each", "entries_of", "expected_size", "fingerprint", "generators",
     "guarded", "inner_loader", "is_empty", "is_of_one", "is_one_by_one", "is_plain", "is_zeroed", "kind_of", "mapped",
-    "mix", "number", "own_generators", "plain", "possible_counts", "put_back_generators", "restored", "samples_in",
-    "sizes_of", "state_of", "takes_one", "tensors_in", "term_off", "terms", "total", "traced", "unaltered",
-    "undisturbed", "views_like",
+    "mix", "number", "of_parameters", "own_generators", "plain", "possible_counts", "put_back_generators", "restored",
+    "samples_in", "sizes_of", "state_of", "takes_one", "tensors_in", "term_off", "terms", "total", "traced",
+    "unaltered", "undisturbed", "views_like",
 ]  # fmt: skip

@@ -224,7 +224,7 @@ def terms(loss: torch.Tensor, samples: int | None = None) -> list[Term]:
             found.append(term)
     if todo:
         return [Term(None, 1.0, None)]
-    return found if len(found) == 1 else [one for one in found if not _of_parameters(one.node)]
+    return found if len(found) == 1 else [one for one in found if not of_parameters(one.node)]
 
 
 def kind_of(node: Any) -> str:
@@ -249,9 +249,9 @@ def _scaled(node: Any) -> tuple[torch.Tensor | None, Any]:
     """Return what a product or quotient multiplies with, or divides by, and the rest; None where both have samples."""
     first, second = [*(one for one, _ in node.next_functions), None][:2]
     found: Any = (None, None)
-    if first is not None and (second is None or _of_parameters(second)):
+    if first is not None and (second is None or of_parameters(second)):
         found = node._saved_other, first
-    elif second is not None and kind_of(node) == "Mul" and (first is None or _of_parameters(first)):
+    elif second is not None and kind_of(node) == "Mul" and (first is None or of_parameters(first)):
         found = node._saved_self, second
     by, rest = found
     return (None, None) if by is None else (torch.as_tensor(by).detach(), rest)
@@ -323,7 +323,7 @@ def _of_scalar(node: Any, samples: int | None = None) -> Any:
 
 def _of_samples(node: Any) -> list[Any]:
     """Return what an operator goes over that has a gradient, but for what is made of parameters alone."""
-    return [one for one, _ in node.next_functions if one is not None and not _of_parameters(one)]
+    return [one for one, _ in node.next_functions if one is not None and not of_parameters(one)]
 
 
 def _dotted(node: Any) -> tuple[torch.Tensor | None, Any]:
@@ -402,7 +402,7 @@ def is_one_by_one(loss: torch.Tensor, samples: int) -> bool:
     return any(is_of_one(one.node, samples) for one in known) or any(_is_taken(one.node, samples) for one in quotients)
 
 
-def _of_parameters(root: Any) -> bool:
+def of_parameters(root: Any) -> bool:
     """Return whether an operator's result is made of parameters and constants, and not of samples.
 
     Samples have no gradient: they come in by products with such a tensor, by look-ups, and by what makes a parameter

@@ -33,6 +33,7 @@ from ._reducer import GradientReducer
 from ._replica_marks import ReplicaMarks
 from ._sample_numbers import Draws, SampleNumbers, draws_apart
 from ._stands_for import StandsForModule
+from ._unseen_losses import UnseenLosses
 
 _serial = itertools.count()
 _living: "weakref.WeakSet[DataParallel]" = weakref.WeakSet()
@@ -115,6 +116,7 @@ class DataParallel(StandsForModule):
         self._looks_again = _LOOKS_AGAIN
         self._anew = False  # whether a loss has had another form since, as of what a loop keeps for later
         self._input_gradients = InputGradients(world.rank)
+        self._unseen = UnseenLosses(world.rank)
         self._share = 1.0  # the weight by samples of the latest batch
         self._outside = OutsideModules(lambda: [one.module for one in _living])
         self._forwards = 0
@@ -429,6 +431,8 @@ class DataParallel(StandsForModule):
             return
         again = not reducer.awaits_backward  # another loss of one forward pass, which may divide by something else
         if (again or _aside.get()) and not torch_adapter.reaches(roots[0], self._made):
+            if self._open and not _aside.get() and reducer.synchronises and self._loss_reduction == "mean":
+                self._unseen.backward(roots[0], self._replicated)
             return
         reducer.find_hooks()
         if self._draws is not None and note is not None and note.share is not None:

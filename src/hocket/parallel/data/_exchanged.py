@@ -30,6 +30,9 @@ _TERM, _LEAST = 10.0, 1e-3
 """What a term of a loss may be off, relative to itself and to the loss, in units of what the loss may be."""
 _ORDERS = (torch.ops.aten.flip, torch.ops.aten.roll, torch.ops.aten.index, torch.ops.aten.index_select)
 _SELECTING = (torch.ops.aten.index, torch.ops.aten.index_select, torch.ops.aten.masked_select)
+_OF_MODELS = "torch.distributed.fsdp", f"{__package__}._used_parameters"
+"""What talks to other ranks of parameters, where they are sharded, and not of samples."""
+
 _MANY = 4096.0
 _WRITTEN = 8  # characters: numbers of a program's text are short, and computed ones are not
 _LOOKED_AT = 2**16  # numbers among which a count is looked for
@@ -101,6 +104,8 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.begin()
 
     def _hear(self) -> None:
+        if torch_adapter.called_by(*_OF_MODELS):
+            return
         if not self.communicates:  # what follows may have other ranks' samples, and so may what is changed then
             self._own = {key: one.detach().clone() for key, one in _named(self._others) if has_rows(one, self._samples)}
         self.communicates = True
