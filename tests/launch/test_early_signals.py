@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,14 @@ class Slow:
 sys.meta_path.insert(0, Slow)
 """
 TELLS = "import os; print('told', os.path.exists(os.environ['HOCKET_SAVED_FILE'] + '.told'))"
+
+
+@pytest.fixture(autouse=True)
+def minded() -> Iterator[None]:
+    """Have processes that are started here mind SIGHUP also where the tests run under nohup, which ignores it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture

@@ -54,18 +54,22 @@ def test_reading_is_rare_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_deep_stack_neither_blocks_nor_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_stacks, "_SHARE", 1e9)
     monkeypatch.setattr(_stacks, "_PIPE_NBYTES", 4096)  # as where no more is allowed
-    reader = _stacks.StackReader(threading.main_thread().ident or 0)
-    before = len(os.listdir("/proc/self/fd"))
+    before, every = len(os.listdir("/proc/self/fd")), list[list[str]]()
 
-    def deep(left: int) -> list[str]:
-        return deep(left - 1) if left else reader.read() or []
+    def deep(reader: _stacks.StackReader, left: int) -> list[str]:
+        return deep(reader, left - 1) if left else reader.read() or []
 
-    for _ in range(20):
-        found = deep(300)
-        assert 0 < len(found) <= 40
-        assert found[0].endswith(" deep")
+    def read() -> None:
+        reader = _stacks.StackReader(threading.get_ident())
+        every.extend(deep(reader, 300) for _ in range(20))
+        reader.close()
+
+    # The newest thread's stack is written first: those of threads that others have left may fill so small a pipe.
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    assert [0 < len(found) <= 40 and found[0].endswith(" deep") for found in every] == [True] * 20
     assert len(os.listdir("/proc/self/fd")) == before
-    reader.close()
 
 
 def test_frames_of_the_recorder_amid_a_programs_take_none_of_its_own_away(monkeypatch: pytest.MonkeyPatch) -> None:
