@@ -162,14 +162,14 @@ def _results(
         found.update({f"output {i}": tensor.detach().clone() for i, tensor in enumerate(tensors)})
         roots = [tensor for tensor in tensors if tensor.requires_grad]
         if backward and roots:
-            gradients = [
+            given = [
                 torch.linspace(-1, 1, root.numel(), dtype=root.dtype).reshape(root.shape).to(root.device)
                 for root in roots
             ]
             if back is None:
-                torch.autograd.backward(roots, gradients)
+                torch.autograd.backward(roots, given)
             else:
-                back(gradients)
+                back(given)
             for name, parameter in model.named_parameters():
                 if parameter.grad is not None:
                     found[f"gradient of {name}"] = parameter.grad
