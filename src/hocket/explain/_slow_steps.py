@@ -1,5 +1,7 @@
 """Steps now and then that take many times as long as the others: which, on whose account, and where."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from hocket.profile import SAMPLE, short_place
@@ -12,18 +14,54 @@ _MOST = 0.2  # of the steps: of more, these would be the usual ones
 _SURELY = 10.0  # times as long, which no machine that is merely busy makes of a step
 
 
+_NEXT = {
+    "evaluation": "evaluate less often, or on fewer batches",
+    DATA: "workers that stay from epoch to epoch (persistent_workers=True), more prefetching, or look at the disk",
+}
+
+
+class _SlowSteps(NamedTuple):
+    """A few steps that take much longer than the others."""
+
+    places: Array
+    """Their places in the run: int of (steps,)."""
+    blamed: Array
+    """Places of the ranks that are longer at work in most of them: int of (ranks,); none where nobody is."""
+    cause: str
+    """The part of a step that takes longest more."""
+    share: float
+    """Of the time that they take more, how much is the cause."""
+    gain: float
+    """How much shorter the run would be if they took as long as the others, as a share of it."""
+    usual_s: float
+    """The middle step of all."""
+    mean_s: float
+    """The mean of these."""
+
+    @property
+    def period(self) -> int:
+        """Each how many-th step is one of them; 0 where they are not regular, or too few to tell."""
+        gaps = np.unique(np.diff(self.places))
+        return int(gaps[0]) if len(self.places) > 2 and len(gaps) == 1 else 0
+
+
 def slow_steps(parts: Parts) -> list[Verdict]:
     """Find a few steps that take much longer than the others, and which ranks do what in them.
 
     Those that write checkpoints or collect garbage have verdicts of their own, which tell of less time already.
     """
+    found = _found(parts)
+    return [] if found is None or found.cause in (CHECKPOINT, COLLECTOR) else [_verdict(parts, found)]
+
+
+def _found(parts: Parts) -> _SlowSteps | None:
     lengths = parts.lengths_s.mean(axis=0)
     usual_s = float(np.median(lengths))
     slow = np.flatnonzero(lengths > _TIMES * usual_s)
     more_s = float((lengths[slow] - usual_s).sum())
     gain = more_s / float(lengths.sum())
     if not len(slow) or len(slow) > _MOST * parts.steps or gain < LEAST_GAIN:
-        return []
+        return None
     typical = np.median(parts.seconds, axis=2, keepdims=True)
     excess = np.maximum(parts.seconds[:, :, slow] - typical, 0.0)  # by rank, part and slow step
     own = [n for n, name in enumerate(parts.names) if name not in (LATE, BUBBLE) and not name.startswith(COMMUNICATION)]
@@ -35,48 +73,44 @@ def slow_steps(parts: Parts) -> list[Verdict]:
         blamed = np.flatnonzero(often > 0.6)
         whose = blamed if len(blamed) else np.arange(len(work))
         number = own[int(excess[whose][:, own].mean(axis=(0, 2)).argmax())]
-    cause = parts.names[number]
-    if cause in (CHECKPOINT, COLLECTOR):
-        return []
-    who = _named(parts, blamed)
-    place = _place(parts, blamed, slow) if cause == COMPUTATION else ""
-    gaps = np.unique(np.diff(slow))
-    regular = len(slow) > 2 and len(gaps) == 1
-    times = float(lengths[slow].mean()) / usual_s
-    numbers = ", ".join(str(parts.first + int(one)) for one in slow[:MOST_LISTED])
-    many = len(slow) > 1
-    if regular:
-        which = f"every {_nth(int(gaps[0]))} step takes"
-    elif many:
-        which = f"steps {numbers}{', ...' * (len(slow) > MOST_LISTED)} take"
-    else:
-        which = f"step {numbers} takes"
-    doing = {COMPUTATION: "computes longer", DATA: "waits for data"}.get(cause, f"is longer in {cause!r}")
+    share = min(1.0, float(excess[:, number].max(axis=0).sum()) / more_s)
+    return _SlowSteps(slow, blamed, parts.names[number], share, gain, usual_s, float(lengths[slow].mean()))
+
+
+def _verdict(parts: Parts, found: _SlowSteps) -> Verdict:
+    count, ranks, times = len(found.places), len(parts.run.ranks), found.mean_s / found.usual_s
+    many = count > 1
+    place = _place(parts, found.blamed, found.places) if found.cause == COMPUTATION else ""
+    who = _named(parts, found.blamed)
+    doing = {COMPUTATION: "computes longer", DATA: "waits for data"}.get(found.cause, f"is longer in {found.cause!r}")
     if who.startswith(("ranks", "all")):  # several
         doing = doing.replace("computes", "compute").replace("waits", "wait").replace("is longer", "are longer")
-    return [
-        Verdict(
-            "slow steps",
-            f"{which} {_rounded(times)} times as long as the others: "
-            f"{who} {doing} in {'them' if many else 'it'}{f', mostly in {place}' if place else ''}; "
-            f"without that the run would be {gain:.0%} shorter",
-            f"{len(slow)} of {parts.steps} steps, {ms(float(lengths[slow].mean()))} ms{' in the mean' * many}, and "
-            f"{ms(usual_s)} ms the middle step; of what {'they take' if many else 'it takes'} more, "
-            f"{min(1.0, excess[:, number].max(axis=0).sum() / more_s):.0%} is {cause}",
-            _NEXT.get(cause, "")
-            or f"look what {place or 'the program'} does in {'these steps' if many else 'that step'} and in no other: "
-            "an evaluation, a file, a lock, a pause",
-            "high" if regular or times > _SURELY or (len(blamed) and len(slow) > MOST_LISTED) else "medium",
-            tuple(parts.run.ranks[one].rank for one in blamed) if 0 < len(blamed) < len(work) else (),
-            gain,
-        )
-    ]
+    where = f", mostly in {place}" if place else ""
+    look = (
+        f"look what {place or 'the program'} does in {'these steps' if many else 'that step'} and in no other: an "
+        "evaluation, a file, a lock, a pause"
+    )
+    sure = found.period or times > _SURELY or (len(found.blamed) and count > MOST_LISTED)
+    return Verdict(
+        "slow steps",
+        f"{_which(parts, found)} {_rounded(times)} times as long as the others: {who} {doing} in "
+        f"{'them' if many else 'it'}{where}; without that the run would be {found.gain:.0%} shorter",
+        f"{count} of {parts.steps} steps, {ms(found.mean_s)} ms{' in the mean' * many}, and {ms(found.usual_s)} ms the "
+        f"middle step; of what {'they take' if many else 'it takes'} more, {found.share:.0%} is {found.cause}",
+        _NEXT.get(found.cause, look),
+        "high" if sure else "medium",
+        tuple(parts.run.ranks[one].rank for one in found.blamed) if 0 < len(found.blamed) < ranks else (),
+        found.gain,
+    )
 
 
-_NEXT = {
-    "evaluation": "evaluate less often, or on fewer batches",
-    DATA: "workers that stay from epoch to epoch (persistent_workers=True), more prefetching, or look at the disk",
-}
+def _which(parts: Parts, found: _SlowSteps) -> str:
+    """Return which steps take long, with their verb."""
+    if found.period:
+        return f"every {_nth(found.period)} step takes"
+    numbers = ", ".join(str(parts.first + int(one)) for one in found.places[:MOST_LISTED])
+    more = ", ..." * (len(found.places) > MOST_LISTED)
+    return f"steps {numbers}{more} take" if len(found.places) > 1 else f"step {numbers} takes"
 
 
 def _named(parts: Parts, blamed: Array) -> str:

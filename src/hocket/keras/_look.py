@@ -1,6 +1,5 @@
 """A look at a model before its first batch: whether parts of a batch give what the batch gives."""
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import keras
 import torch
 
+from hocket._program import warn
 from hocket.parallel.batches import BatchShard, Cutter, samples_in, tensors_in, undisturbed
 from hocket.parallel.data import look_apart
 from hocket.parallel.mesh import World
@@ -264,16 +264,14 @@ def judge(look: Any, world: World, name: str) -> None:
     if error:
         raise ValueError(error)
     if unknown and world.rank == 0:
-        warnings.warn(
+        warn(
             f"whether {name} is on {world.size} ranks what it is on one could not be found out: {unknown}. Ranks "
             "average its gradients, by samples",
-            stacklevel=2,
         )
     if state and world.rank == 0:
-        warnings.warn(
+        warn(
             f"{name} keeps in {state!r} what it sees of the data, and each rank sees its own samples: within an epoch "
             "it is another than that of one process, and at the end rank 0's",
-            stacklevel=2,
         )
 
 
@@ -281,10 +279,9 @@ def _drawn(everyone: list[list[str]], world: World) -> bool:
     """Return whether random numbers are drawn that are not those of one process, of which rank 0 warns."""
     draws = sorted({name for names in everyone for name in names})
     if draws and world.rank == 0:
-        warnings.warn(
+        warn(
             f"the model draws random numbers by {draws[0]}, and each rank draws for its own samples: they are "
             "others than those of one process. Draw by keras.random.uniform or normal, with samples along the "
             "first axis",
-            stacklevel=2,
         )
     return bool(draws)

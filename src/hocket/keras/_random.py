@@ -4,13 +4,13 @@ Every rank's generators are equal and draw as many numbers, so dropout drops the
 number of workers. It costs each rank the drawing of the whole batch's masks.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from hocket._program import warn
 from hocket.parallel.batches import BatchShard
 from hocket.parallel.state import memory_order
 
@@ -62,11 +62,10 @@ class DrawnShapes:
         each, rest = divmod(given[0], rows)
         if given in self._fixed:
             if not rest and (each, given[1:]) in self._folded:
-                warnings.warn(
+                warn(
                     f"the model draws random numbers of the shape {given} for its samples, of which this rank has "
                     f"{rows}, and others of that shape, which cannot be told apart: they are other ones than those of "
                     "one process. Take another batch size",
-                    stacklevel=2,
                 )
             return 0
         return each if not rest and (each == 1 or (each, given[1:]) in self._folded) else 0

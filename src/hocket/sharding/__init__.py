@@ -18,7 +18,6 @@ from ._engine import (
     gathered,
     note,
     noted,
-    user_line,
 )
 from ._guards import guard_torch
 from ._layouts import same_values, set_values, strided_parts
@@ -37,5 +36,5 @@ __all__ = [
     "ShardingError", "SlidingWindow", "WholeBatchNorms", "apply_rule", "as_local", "changes_first", "cut", "full_shape",
     "gathered", "guard_torch", "halo_nbytes", "halo_rows", "join", "leaves", "mapped", "note",
     "noted", "operator_name", "overlap", "placements_of", "reshaped", "rule_for", "same_values", "set_values",
-    "strided_parts", "user_line",
+    "strided_parts",
 ]  # fmt: skip

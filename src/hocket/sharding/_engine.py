@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
+from hocket._program import program_line
+
 from . import torch_adapter
 from ._call import NO_ANSWER, FetchedRows, Local, LocalShard, Operand, OperatorCall, ShardPeers, placements_of
 from ._decompose import apply_rule
@@ -512,17 +514,10 @@ def refusal(name: str, tensor: torch.Tensor, why: str) -> ShardingError:
     shard = tensor.__dict__.get("_hocket_shard")
     shape = list(full_shape(tensor.shape, shard))
     return ShardingError(
-        f"{user_line()}: {name} {why}. The tensor has the shape {shape}"
+        f"{program_line()}: {name} {why}. The tensor has the shape {shape}"
         + (f", and every rank has a part of its dim {shard.dim}" if shard is not None else "")
         + ". Use clone() of it there, or write the line so that it makes a new tensor"
     )
-
-
-def user_line() -> str:
-    """Return the line of the program that runs, outside of torch and of this package, as "file:line"."""
-    homes = tuple(_homes())
-    frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(homes)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "in the model"
 
 
 def _homes() -> list[str]:
@@ -559,7 +554,7 @@ class WholeBatchNorms(TorchFunctionMode):
         derives = func is torch.autograd.grad and self._peers.exchanges and not _asked_by_package()
         if derives and not any(map(torch_adapter.of_transform, leaves((args, kwargs)))):
             raise ShardingError(
-                f"{user_line()}: autograd.grad takes derivatives while samples are divided among {self._peers.size} "
+                f"{program_line()}: autograd.grad takes derivatives while samples are divided among {self._peers.size} "
                 "ranks, and each would have a part of them: say spatial_parallel_degree = 1"
             )
         if func in _COPYING:

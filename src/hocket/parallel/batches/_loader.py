@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
+from hocket._program import warn
 from hocket.profile import loading
 
 from ..mesh import World
@@ -136,7 +136,7 @@ class SharedLoader:
                 if part.mixed is not None and self._keep_step:
                     mixed = any(self.world.from_all(part.mixed))
                     if mixed and self.world.rank == 0:
-                        warnings.warn(_MIXED, stacklevel=2)
+                        warn(_MIXED)
                 part = part.batch
             self._begun += 1
             self._compare(self._sampler.skipped)
@@ -215,11 +215,10 @@ class SharedLoader:
         left = bool(position.get("left"))
         self._left = left and not self._skip
         if left and self._skip and self.world.rank == 0:
-            warnings.warn(
+            warn(
                 f"the run before has left its loop after batch {self._skip - 1} of epoch {self._upcoming}, and then "
                 "saved: the rest of that epoch comes first now. A loop that leaves each epoch early would have begun "
                 "the next one, and does so where it has left two of them before it saves",
-                stacklevel=2,
             )
 
     def _here(self) -> Any:
@@ -232,12 +231,11 @@ class SharedLoader:
         """Warn if the last batch that was left out is not the one that the run before has used."""
         mark, self._mark = self._mark, None
         if mark is not None and mark != _mark(last) and self.world.rank == 0:
-            warnings.warn(
+            warn(
                 f"the loader's batch {self._begun - self._by_index - 1} of epoch {self._position - 1} is not the one "
                 "that the checkpoint's run has used: from here on, training takes other samples than one that nothing "
                 "has interrupted. The data, the size of batches, or what a sampler or data set keeps between epochs "
                 "differs",
-                stacklevel=2,
             )
 
     def _take_skip(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 import zlib
 from collections import deque
 from collections.abc import Iterator
@@ -12,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from hocket._program import warn
 
 from ..batches import batch as _batch
 from ..batches import due, tensors_in
@@ -95,27 +96,24 @@ class BetweenCalls:
         self._looks *= not (off or cropped or rescaled)
         if cropped and not off and self._world.rank == 0:
             other = next(one for one in after if one != after[0])
-            warnings.warn(
+            warn(
                 f"the loop gives trainer.step samples of sizes {_said(after[0])} on rank 0, {_said(other)} on another "
                 "(cut to the longest of this rank's part, say): right if the model masks padding. If not, cut them to "
                 "one length, or loop over the loader itself, and give trainer.step that batch, which it divides",
-                stacklevel=3,
             )
         if rescaled and not off and self._world.rank == 0:
-            warnings.warn(
+            warn(
                 "the loop has multiplied or shifted samples of its part of the batch, between trainer.batches and "
                 "trainer.step, by numbers that other ranks do not have: if they come from that part (its mean and "
                 "deviation, by numpy or item()), one process takes them from the whole batch. Loop over the loader "
                 "itself, and give trainer.step that batch, which it divides, or take a statistic of the whole data "
                 "set. What is drawn at random may differ",
-                stacklevel=3,
             )
         if off and self._world.rank == 0:
-            warnings.warn(
+            warn(
                 "the loop puts each sample beside another of its batch (mixup, say), which comes from the same rank's "
                 "part of it, and not from all of it as in one process: loop over the loader itself, and give "
                 "trainer.step that batch, which it divides",
-                stacklevel=3,
             )
 
 
@@ -156,11 +154,10 @@ class LossReadings:
     def _tell(self, name: str, mine: str, theirs: str, rank: int) -> None:
         self._told = True
         if self._world.rank == 0:
-            warnings.warn(
+            warn(
                 f"the loss function reads {name}, which is {mine} on rank 0 and {theirs} on rank {rank}: if the "
                 "program computes it from samples, one process does so from those of all ranks, and the loss is not "
                 "that of one process. Give it hocket.average of the statistic. What is drawn at random may differ",
-                stacklevel=5,
             )
 
     def _values(self, samples: int) -> dict[str, str]:

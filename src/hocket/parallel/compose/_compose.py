@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -14,6 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from hocket._program import warn
 from hocket.planner import Plan, inner
 
 from ..batches import LossForm
@@ -142,11 +142,10 @@ def compose(
         draws=update.draws,
     )
     if update.magnified > _MAGNIFIED and world.rank == 0:
-        warnings.warn(
+        warn(
             f"{type(optimizer).__name__} magnifies rounding: in three steps of a trial, gradients that differ in the "
             f"last place gave updates that differ by up to {update.magnified:.0%}. Losses are equal to those of one "
             "process only as far as those of one process are to themselves with another number of threads",
-            stacklevel=3,
         )
     copies = composition.copies()
     give_back()

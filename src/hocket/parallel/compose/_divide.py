@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from hocket._program import warn
 from hocket.planner import AXES, Plan, PlanError, PlanFinding, inner, plan_homes
 from hocket.workload import DividedShare
 from hocket.workload.division import unchanged
@@ -124,7 +124,7 @@ def divide_tensors(draft: Draft) -> None:
     line = f"tensor parallelism {form.share}"
     if draft.mesh.whole.rank == 0 and min(form.share.parameters, form.share.flops) < 0.5:
         left = "; ".join(form.left_whole())
-        warnings.warn(f"{line}. The largest layers that every rank has all of: {left}", stacklevel=2)
+        warn(f"{line}. The largest layers that every rank has all of: {left}")
     elif draft.mesh.whole.rank == 0:
         print(f"hocket: {line}", file=sys.stderr, flush=True)
 
@@ -217,7 +217,7 @@ def divide_layers(draft: Draft) -> None:
     if lopsided := unbalanced(stages):
         draft.notes.append(lopsided)
         if mesh.whole.rank == 0:
-            warnings.warn(f"the pipeline is not balanced: {lopsided}", stacklevel=2)
+            warn(f"the pipeline is not balanced: {lopsided}")
     mine = [stage for stage, home in zip(stages, plan_homes(plan), strict=True) if home == mesh["pipeline"].rank]
     kept = {id(t) for stage in mine for t in (*stage.module.parameters(), *stage.module.buffers())}
     for tensor in (*model.parameters(), *model.buffers()):

@@ -1,7 +1,6 @@
 """Compares the loss of some samples with that of their parts, before the first step is made."""
 
 import math
-import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -9,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hocket._program import warn
 from hocket.planner import PlanError, PlanFinding
 from hocket.workload.division import seed
 
@@ -330,7 +330,7 @@ class LossCheck:
     def _tell(self, line: str) -> None:
         self._composition.notes.append(line)
         if self._composition.mesh.whole.rank == 0:
-            warnings.warn(line, stacklevel=5)
+            warn(line)
 
 
 _LATER = "it is computed otherwise in this step, which was made, than in earlier ones (a term came?), and "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 import weakref
 from collections.abc import Mapping
 from types import MethodType
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hocket._program import warn
 from hocket.comm import torch_adapter
 
 from ..data import gathered
@@ -169,10 +169,9 @@ def _refuse_files(*_: Any) -> None:
 
 def _warn(*_: Any) -> None:
     _refuse_files()
-    warnings.warn(
+    warn(
         "the plan divides parameters among ranks, and this state dict has what one rank holds: trainer.state_dict(), "
         "called on every rank, has the whole model's",
-        stacklevel=3,
     )
 
 
@@ -274,12 +273,11 @@ class WrittenParts:
         """Warn of a part that has been written to since."""
         for (name, p), seen in zip(self._parts, self._seen, strict=True):
             if _state(p) != seen:
-                warnings.warn(
+                warn(
                     f"the program has written to parameter {name!r}, which not every rank holds whole. What is done "
                     "element by element (clamp_, mul_) is what one process does; rows by their numbers, "
                     "initialisation, and norms under tensor parallelism, are not: give the whole to "
                     "trainer.load_state_dict, or do it before the Trainer is made",
-                    stacklevel=4,
                 )
                 self._parts = []
                 return

@@ -9,12 +9,13 @@ import reprlib
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 from weakref import WeakSet
+
+from hocket._program import warn
 
 from ..batches import SharedLoader
 from ..mesh import World
@@ -153,13 +154,12 @@ class Preemption:
         given = self._extra()
         with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
             if _digest(given) != digest and self._world.rank == 0:
-                warnings.warn(
+                warn(
                     f"resume: extra gave {before} as this program saved, and gives {reprlib.repr(given)} before the "
                     "step that follows, though the weights are the same: a signal saves before a step, and a program "
                     "that goes on rightly from what it saves itself would leave out a step then. Give both a number "
                     "that is alike there, such as trainer.steps, the steps that are made, and go on with the step of "
                     "that number",
-                    stacklevel=5,
                 )
 
     def _end(self, name: str) -> None:

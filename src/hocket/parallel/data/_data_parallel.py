@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from hocket._program import warn
 from hocket.comm import torch_adapter
 
 from ..batches import BatchShard, divided_by, tensors_in
@@ -312,10 +312,9 @@ class DataParallel(StandsForModule):
             if (model := mine()) is None or model._reducer is None:
                 return
             if (name := _exchanged.sizes.setting(optimizer)) and not model._world.rank:
-                warnings.warn(
+                warn(
                     f"the optimizer's {name} is computed from how many samples this rank has, and not from those of "
                     "the whole batch, as on one device: compute it from hocket.total(len(batch))",
-                    stacklevel=4,
                 )
             before, averaged = averaged, model._reducer.averaged
             if averaged == before and kwargs.get("closure", args[1:]) in (None, ()):  # a closure makes its own
@@ -391,21 +390,19 @@ class DataParallel(StandsForModule):
     def _tell_reduced(self, share: BatchShard) -> None:
         """Warn, on one rank, of statistics that the program sums over ranks without a count of samples."""
         if self._world.rank == 0:
-            warnings.warn(
+            warn(
                 "the program sums over ranks by all_reduce, without a count beside it, and ranks have unlike numbers "
                 f"of samples (of a batch of {share.total} this one {share.samples}): a mean of their means is not that "
                 "of the batch. Take hocket.average of it, or sum it and a count, or choose a batch size that "
                 f"{share.world} divides and drop_last=True; a sum of which nothing is divided is right",
-                stacklevel=5,
             )
 
     def _tell_sizes(self, share: BatchShard | None) -> None:
         """Begin a batch, or none; warn, on one rank, of what the loop has decided by how many samples a rank has."""
         if (said := _exchanged.sizes.begin_batch(share)) and self._world.rank == 0:
-            warnings.warn(
+            warn(
                 f"the loop decides by how many samples this rank has ({said}), and would decide otherwise by those of "
                 "the whole batch, as one device does: decide by hocket.total(len(batch))",
-                stacklevel=5,
             )
 
     def batches_ended(self) -> None:
@@ -582,10 +579,9 @@ def _tell_batch_norms(module: torch.nn.Module, world: World) -> bool:
     ]
     if alone and world.rank == 0:
         more = f" and {len(alone) - 1} more" if len(alone) > 1 else ""
-        warnings.warn(
+        warn(
             f"batch norm ({alone[0] or 'the model'}{more}) normalises by the statistics of a rank's own samples, so "
             "that losses are not those of one device: pass sync_batch_norm=True for those of the whole batch",
-            stacklevel=4,
         )
     return bool(alone)
 

@@ -1,7 +1,6 @@
 """Buffers that a forward pass changes, where a batch passes in parts: each as one pass of the whole batch leaves it."""
 
 import itertools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hocket._program import warn
 from hocket.comm import torch_adapter
 from hocket.sharding import same_values
 
@@ -274,5 +274,5 @@ def tell(
             "no buffer tells which module is the cause"
         )
     for line in lines if speak else ():
-        warnings.warn(line, stacklevel=4)
+        warn(line)
     return lines

@@ -1,6 +1,5 @@
 """Hooks on gradients: for one that is complete, to scale one on its way, and those of the program, put off."""
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,6 +7,8 @@ from typing import Any, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from hocket._program import warn
 
 from ..batches import trees as _trees
 
@@ -229,18 +230,16 @@ def _watching(hook: Callable[..., Any]) -> Callable[..., Any]:
             if not _alike(
                 hook(*_trees.mapped(before, lambda one: 2 * one)), _trees.mapped(result, lambda one: 2 * one)
             ):
-                warnings.warn(
+                warn(
                     "a hook on an activation does not scale with its gradient (it clips or normalises it), which is "
                     "that of a mean over this rank's samples, and larger than on one device: clip by hooks on "
                     "parameters, or after backward()",
-                    stacklevel=2,
                 )
             elif _mixes(hook, before, result):
-                warnings.warn(
+                warn(
                     "a hook on an activation gives the gradient of a sample something of other samples' (it subtracts "
                     "their mean, say), and this rank has only some of them: one device takes those of all samples. "
                     "Treat each sample by itself, or take hocket.average of the statistic",
-                    stacklevel=2,
                 )
         seen = True
         return result

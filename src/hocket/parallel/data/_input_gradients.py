@@ -1,11 +1,11 @@
 """Gradients that a program takes of its inputs: those of a mean are over this rank's samples, and not the batch's."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from hocket._program import warn
 from hocket.comm import torch_adapter
 
 from ..batches import BatchShard, divisors, tensors_in
@@ -45,10 +45,9 @@ class InputGradients:
             return
         if any(count and count % share.samples == 0 for count in divisors(output, share.samples)):
             self._leaves = None
-            warnings.warn(
+            warn(
                 f"{what} is what a mean over this rank's {share.samples} samples changes by each of them: "
                 f"{share.total / share.samples:g} times that of one device, whose mean is over {share.total} (the sign "
                 "is the same). Take torch.autograd.grad of a sum, which is the same on any number of ranks, or of "
                 "outputs with grad_outputs of ones",
-                stacklevel=6,
             )

@@ -98,8 +98,19 @@ class LaterPadding:
         """Take notice of what a forward pass is given."""
         self._shapes = [one.shape[1:] for one in tensors_in(inputs) if not one.is_nested]
 
+    def lengths(self, samples: int) -> list[float]:
+        """Return what tells, in sums over ranks, whether all that have samples have padded ones to the same length."""
+        length = self._shape_number * (samples > 0)
+        return [float(samples > 0), length, length * length]
+
+    def check(self, number: float, lengths: Sequence[float], world: World) -> None:
+        """Refuse by sums over ranks of `number` and `lengths`; a collective operation where it does. See `refuse`."""
+        ranks, length, squared = lengths
+        if number >= FOUND or (number >= LATENT and ranks * squared != length * length):
+            self.refuse(world)
+
     @property
-    def length(self) -> float:
+    def _shape_number(self) -> float:
         """A number that tells the lengths of padded samples from others."""
         return float(sum(n * (1 + place) for place, shape in enumerate(self._shapes) for n in shape))
 

@@ -1,6 +1,6 @@
 """Batches that a loop leaves out because this rank has few of their samples, which one device may not leave out."""
 
-import warnings
+from hocket._program import warn
 
 from ..batches import batch as _batch
 
@@ -31,10 +31,9 @@ class LeftOutBatches:
         smaller, self._least = left.share.samples < self._least, -1
         if not smaller:
             return
-        warnings.warn(
+        warn(
             f"the loop has left out a batch of which this rank has {left.share.samples} samples, fewer than of those "
             f"that it trained with: if it goes by len(batch), one device, whose batch has {left.share.total}, may "
             "not leave it out, and where ranks differ they wait for each other: decide by hocket.total(len(batch)), or "
             "say drop_last=True",
-            stacklevel=5,
         )

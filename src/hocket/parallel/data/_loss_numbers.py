@@ -5,13 +5,14 @@ epoch, or a loss that is scaled down where it is large, comes later, and is a nu
 """
 
 import math
-import warnings
 import zlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
+
+from hocket._program import warn
 
 from ..batches import SUMS, BatchShard, is_one_by_one, is_plain, kind_of, takes_one, terms
 from ..mesh import World
@@ -97,7 +98,7 @@ class LossNumbers:
         if said:
             self._told = True
             if not world.rank:
-                warnings.warn(said, stacklevel=6)
+                warn(said)
 
 
 def factors(loss: torch.Tensor, samples: int, *, summed: bool = False) -> list[float]:

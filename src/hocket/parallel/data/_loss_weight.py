@@ -1,102 +1,33 @@
 """By what a rank's loss is weighted, as its graph tells; a loss that no weight makes that of one device is refused."""
 
 import math
-import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from hocket import comm
+from hocket._program import warn
 from hocket.comm import torch_adapter
 
 from ..batches import GUARDED, BatchShard, divides_by_samples, divisor_of_shares, divisors, guarded, is_one_by_one
 from ..batches import batch as _batch
 from ..mesh import World
-from ._apart import PADDED, Apart
-from ._coupling import (
-    bends_one,
-    constant_divisors,
-    form_of,
-    gathered,
-    is_listed,
-    outputs_apart,
-    samples_compete,
-    samples_meet,
-    samples_paired,
-    scale_of_means,
-    sums_of_samples,
-    taken_beside,
-)
+from ._apart import Apart
+from ._batch_parts import BatchParts
+from ._coupling import constant_divisors, form_of, is_listed, scale_of_means
 from ._exchanged import ExchangedSamples
+from ._first_loss import check_first, first_loss
 from ._kept import unlike
-from ._later_padding import FOUND, LATENT, LaterPadding
+from ._later_padding import LATENT, LaterPadding
 from ._loss_numbers import LossNumbers
+from ._loss_signs import LossSigns, TermCounts
 from ._replica_marks import ReplicaMarks
-
-_TERMS = 8
-"""Numbers by which the terms of a loss are compared among ranks."""
 
 _LOOKED_AT = 4
 """Batches in whose losses constant factors are looked at."""
 
 _APART = 2.0**20  # says so in a sum over ranks; 1 says that the losses of single samples add up wrongly
-
-
-class BatchParts:
-    """Follows a loop that goes through its batch in parts, each with a back-propagation."""
-
-    def __init__(self) -> None:
-        self._note: Any = None
-        self._seen = self._scaled = 0.0
-        self._told = self._told_updates = False
-        self._updates = 0
-
-    def apart(self, note: Any, part: float, updates: int, *, anew: bool) -> bool:
-        """Return whether the gradient of a part of a batch is taken by itself; tell where a part makes an update.
-
-        `updates` is how often the optimizer has updated, and `anew` whether there is no gradient before this one.
-        """
-        before, self._updates = self._updates, updates
-        if self._note is not note or not 0 < part < 0.999 or not anew:
-            return False
-        if updates == before:
-            return True
-        if not self._told_updates:
-            self._told_updates = True
-            warnings.warn(
-                "the loop updates the model after a part of its batch: the first parts of all ranks are other samples "
-                "than one device's first part, so that losses differ from its own: make the loader's batch as large as "
-                "one update takes",
-                stacklevel=5,
-            )
-        return False
-
-    def add(self, note: Any, part: float, scale: float, samples: int) -> bool:
-        """Take a part of a batch into account.
-
-        `part` says how much of a batch, and `scale` by what constant its mean is multiplied; 0 where that is not known.
-
-        Returns:
-            Whether parts are single samples whose factors do not add up to one.
-        """
-        if self._note is not note:
-            self._note, self._seen, self._scaled = note, 0.0, 0.0
-        if not scale or not 0 < part < 0.999:
-            return False
-        second = self._seen > 0
-        self._seen, self._scaled = self._seen + part, self._scaled + scale
-        if abs(part * samples - 1) < 1e-3:
-            return second and abs(scale * samples - 1) > 1e-3
-        if self._seen > 0.999 and abs(self._scaled - 1) > 1e-3 and not self._told:
-            self._told = True
-            warnings.warn(
-                f"the loop goes through its batch in parts whose losses add up to {self._scaled:g} times the mean: "
-                "right if there are as many parts on one device; if parts are of a fixed size there are more of them "
-                "there, so divide each loss by their number",
-                stacklevel=5,
-            )
-        return False
 
 
 class LossWeights:
@@ -171,9 +102,18 @@ class LossWeights:
         guard = samples > 0 and 1.0 in terms and guarded(loss, samples)
         self._otherwise |= otherwise
         hidden = single and samples > 0 and not terms and torch_adapter.is_compiled(loss)
-        new = self._takes_form(loss, made, samples) + self._padding.number(loss, samples)
-        numbers = self._numbers.numbers(loss, made, note.share)
-        weight = self._weight_by(terms, samples, scales, wrong, guard, new, more, hidden, numbers)
+        signs = LossSigns(
+            terms=terms,
+            more=more,
+            samples=samples,
+            scales=scales,
+            wrong=wrong,
+            guard=guard,
+            hidden=hidden,
+            news=self._takes_form(loss, made, samples) + self._padding.number(loss, samples),
+            numbers=self._numbers.numbers(loss, made, note.share),
+        )
+        weight = self._weight_by(signs)
         self._otherwise |= weight is not None and abs(weight - note.share.weight) > 1e-6
         return weight
 
@@ -191,11 +131,10 @@ class LossWeights:
             usual, number = next(pair for pair in zip(scales, changed[2], strict=True) if not _close(*pair))
             self._told_scales = True
             if not self._world.rank:
-                warnings.warn(
+                warn(
                     f"the program multiplies its mean loss by {usual:g}, and by {number:g} in a batch of another size, "
                     f"of which this rank has {odd.samples} of {odd.total} samples: if it computes the number from "
                     "len(batch), compute it from hocket.total(len(batch)), as one device does",
-                    stacklevel=5,
                 )
         if before is None:
             pairs = [some for some in self._scales.values() if len(some) == 2 and _alike(*some)]
@@ -257,100 +196,10 @@ class LossWeights:
         share: BatchShard,
         apart: Apart | None,
     ) -> None:
-        """Refuse a loss that no weights of ranks make that of one device.
-
-        `outputs` are what the model gave in each forward pass for the first batch, `kept` what it has in attributes
-        after the last of them, and `made` places in the graph of what that gave; `apart` is what the model computes for
-        a sample from others, None where that was not found out.
-
-        Raises:
-            RuntimeError: samples meet in it, or it is a sum; on every rank alike.
-        """
-        samples, single = share.samples, loss.numel() == 1
-        together = gathered(loss, made, self._world.size)  # then no second derivative: it would be a collective, too
-        taken = taken_beside(loss, kept, made)
-        rows = (
-            [one for i, one in enumerate(taken, apart.outputs) if i in apart.rows and one is not None] if apart else []
-        )
-        meet = not together and (
-            samples_meet(loss, outputs_apart(outputs) + rows, samples) or samples_paired(loss, made, samples)
-        )
-        summed = sums_of_samples(loss, made, samples) if single else ""
-        given = [one for some in outputs for one in some if one.dim()]
-        self._by_passes = len(outputs) >= samples > 1 and any(len(one) != samples for one in given)
-        looked = single and share.total > 1 and not together and not self._by_passes
-        ranked = samples_compete(loss, made, samples) if looked else ""
-        mixed, padded = ("", "") if apart is None else apart.relevant(outputs[-1], taken, loss)
-        second = apart is not None and apart.batch_second
-        blind = looked and samples == 1 and (not divisors(loss, samples) or bends_one(loss, made))
-        length = 0 if apart is None else apart.length
-        everyone = self._world.from_all((meet, summed, ranked, (mixed, second), (padded, length), blind, together))
-        self._gathered = any(one[-1] for one in everyone)
-        if said := next((one[3] for one in everyone if one[3][0]), None):
-            how, second = said
-            if second:
-                raise RuntimeError(
-                    "the model computes what it gives for a sample from other samples of its batch: it has recurrent "
-                    "layers or attention that take the batch as the second dimension, and hocket divides the first "
-                    "among ranks. Have the loader give samples first, or say batch_first=True if that is what was meant"
-                )
-            if how.endswith("as a sum over samples is"):
-                raise RuntimeError(
-                    f"the model computes a loss that is a sum over samples ({how}), and ranks' losses are averaged: "
-                    'pass hocket.distribute(..., loss_reduction="sum"), or divide it by the number of samples'
-                )
-            raise RuntimeError(
-                "the model computes what it gives for a sample, or its loss, from other samples of its batch (a "
-                f"statistic or ranking of the batch, in-batch negatives), and a rank has only some of them: {how}. "
-                "Compute it within each sample, gather what it needs with a collective that has a gradient, or take "
-                "hocket.Trainer with a plan that does not cut batches"
-            )
-        lengths = {one[4][1] for one in everyone} - {0}  # alike where a loop pads to one length
-        if padded := next((said for *_, (said, n), _, _ in everyone if said and (not n or len(lengths) > 1)), ""):
-            raise RuntimeError(PADDED.format(padded))
-        if operator := next((one[2] for one in everyone if one[2]), ""):
-            raise RuntimeError(
-                f"the loss ranks the samples of the batch (by {operator}), and a rank has only some of them: gather "
-                "what it ranks with a collective that has a gradient, rank within each sample, take it "
-                "of a detached tensor if it is there for stability alone, or take hocket.Trainer with a plan that does "
-                "not cut batches"
-            )
-        found = [(meet, summed) for meet, summed, *_ in everyone]
-        if any(one for one, _ in found):
-            raise RuntimeError(
-                "samples of the batch meet in the loss (in-batch negatives, a root, absolute value or largest of "
-                "means, a statistic of the batch), so that it is not that of one device when ranks have parts each: "
-                "gather what it needs with a collective that has a gradient (torch.distributed.nn.functional."
-                "all_gather), or take hocket.Trainer with a plan that does not cut batches"
-            )
-        if any(one == "weights" for _, one in found):
-            raise RuntimeError(
-                "the loss is a sum weighted by what adds up to one over this rank's samples, so that nothing tells how "
-                "much other ranks' samples weigh: pass hocket.distribute(..., loss_weight=) with the sum of a batch's "
-                "weights before, or divide the weighted sum by it (loss = (losses * w).sum() / w.sum())"
-            )
-        if any(one == "sum" for _, one in found):
-            raise RuntimeError(
-                "the loss is a sum over samples, or has a term that is one, and ranks' losses are averaged: pass "
-                'hocket.distribute(..., loss_reduction="sum") if all of it is a sum, and report it by '
-                "hocket.total(loss); else make that term a mean over the samples that the loop has"
-            )
-        if self._world.rank == 0 and all(one[5] for one in everyone):
-            warnings.warn(
-                "each rank has one sample of the batch, so that nothing shows whether samples meet in the loss, which "
-                "is none of the usual means (a root, norm or logarithm of a mean, or a dice of the whole batch, is not "
-                "that of one device): right if each sample has a loss of its own, and the loss is their mean. A first "
-                "batch with two samples for each rank shows it; hocket.Trainer compares such a loss with that of the "
-                "whole batch",
-                stacklevel=4,
-            )
-        if self._world.rank == 0 and summed == "small":
-            warnings.warn(
-                f"a term of the loss is a sum over this rank's {samples} samples times a constant: if that is not one "
-                f"divided by how many the loop has, the term counts 1/{self._world.size} of what it does on one "
-                "device, since ranks' losses are averaged: make it a mean over the samples that the loop has",
-                stacklevel=4,
-            )
+        """Refuse a loss that no weights of ranks make that of one device; see `first_loss` and `check_first`."""
+        mine = first_loss(loss, outputs, kept, made, share, apart)
+        self._by_passes = mine.by_passes
+        self._gathered = check_first(mine, share, self._world)
 
     def check_exchanged(
         self, loss: torch.Tensor, exchanged: ExchangedSamples, share: BatchShard, *, stated: bool
@@ -406,53 +255,47 @@ class LossWeights:
             return
         if ratio and not self._told_scales:
             self._told_scales = True
-            warnings.warn(
+            warn(
                 f"the program multiplies its loss by what it computes from len(batch), or divides it by other than a "
                 f"count, and len(batch) is how many samples this rank has: computed from those of the whole batch it "
                 f"would be {ratio:.4g} times the loss. Divide a sum by len(batch), or compute it from "
                 "hocket.total(len(batch))",
-                stacklevel=5,
             )
         if (differs := unlike(sizes, kept=False)) and not self._told:
             self._told = True
-            warnings.warn(
+            warn(
                 f"the loss depends on a number or a tensor that is not the same on all ranks ({differs}), and is not "
                 "of the batch: if the program computes it from samples (by item(), by numpy, as a running mean), one "
                 "device does so from all of them; give it hocket.average of the statistic. What is drawn at random may "
                 "differ",
-                stacklevel=5,
             )
         if normalised and not self._told:
             self._told = True
-            warnings.warn(
+            warn(
                 "the loss depends on numbers, one for each sample, whose mean over a rank's samples is 0 or 1, or "
                 "their sum 1: if the program has normalised them (advantages or weights, by numpy), one device does so "
                 "over all samples. Normalise by hocket.average of the statistic, or before the loader",
-                stacklevel=5,
             )
         if placed and not off:
             self.tell_places()
         if off:
-            warnings.warn(
+            warn(
                 "the loop puts each sample beside another of its batch (mixup, say), which comes from the same rank's "
                 f"part of it, and not from all of it as on one device: here the loss is {off:.2g} off, relative, from "
                 "one in which samples are alone",
-                stacklevel=5,
             )
         if by := [one for one in constants if one == share.total or one in before]:
             size = ", the size of the global batch," if by[0] == share.total else " on every rank and in each batch,"
-            warnings.warn(
+            warn(
                 f"the loss divides by {by[0]:g}{size} and this rank has {samples} samples: if the number stands "
                 "for the size of a batch, divide by len(batch) instead; if it is a constant, the loss is a sum: say "
                 'loss_reduction="sum"',
-                stacklevel=5,
             )
         if later:
-            warnings.warn(
+            warn(
                 "the loss divides by more than it counts where a rank counts little (`sum / count.clamp(min=10)`): "
                 'in such batches it is not that of one device. Say loss_reduction="sum", and compute the divisor from '
                 "hocket.total(count)",
-                stacklevel=5,
             )
 
     def tell_places(self) -> None:
@@ -460,12 +303,11 @@ class LossWeights:
         if self._told_places or self._world.rank:
             return
         self._told_places = True
-        warnings.warn(
+        warn(
             "the loop chooses or weighs samples by the places that they have in the batch (the first few), or by "
             "numbers of numpy or a list. That is right if each is chosen by itself. If the loop ranks them, or takes a "
             "number or a share of them, one device chooses among all, and a rank among its own: choose by "
             "hocket.average of a threshold, or by each sample's values, or have the loader choose",
-            stacklevel=6,
         )
 
     def check_alike(self, weight: float) -> None:
@@ -484,100 +326,84 @@ class LossWeights:
                 "averaged"
             )
 
-    def _weight_by(
-        self,
-        terms: Sequence[float],
-        samples: int,
-        scales: Sequence[float] = (),
-        wrong: float = 0.0,
-        guard: bool | None = False,
-        new: float = 0.0,
-        more: float = 0.0,
-        hidden: bool = False,
-        numbers: Sequence[float] = (),
-    ) -> float | None:
-        """Return the weight of this rank's loss whose terms divide by these numbers; None where they do not tell.
-
-        Means are multiplied by `scales`; `wrong` says whether this rank goes through its batch in parts that add up to
-        another multiple than one device's, or takes the gradient of each by itself, and `guard` whether 1 stands for
-        nothing, unless the loss divides by samples; None if that is not known. `new` is 1 if its form is, more
-        by `FOUND` or `LATENT` if padding changes it, and `more` by how much more its term divides if it is not that of
-        one sample (`torch.stack(losses).mean()`); `hidden` whether torch.compile hides what it divides by;
-        `numbers` are those of `LossNumbers`.
+    def _weight_by(self, mine: LossSigns) -> float | None:
+        """Return the weight of this rank's loss; None where ranks' losses do not tell.
 
         Raises:
             RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
         """
-        scale = sum(one * (1 + i / 7) for i, one in enumerate(scales))
-        # Where nothing counts, the loss may be of another form: that of others holds.
-        votes = float(samples > 0 and any(terms))
-        counts = _folded(terms if votes else ())
-        size = len(terms) * votes
-        # Whether these are not one for each sample, or their mean.
-        single = float(votes > 0 and len(terms) % samples > 0 and (len(terms) > 1 or terms[0] % samples > 0))
-        known = [size, size * size, float(not samples or len(terms) > 0), votes, single]
-        mine = torch.cat([counts, counts.square(), counts * counts[0], torch.tensor(known, dtype=torch.float64)])
-        guards = [float(guard is True), float(guard is None), float(votes > 0 and samples not in terms)]
-        length = self._padding.length * (samples > 0)
-        lengths = [float(samples > 0), length, length * length]
-        scaled = [scale, scale * scale, float(scale != 0), wrong]
-        looked = [float(hidden), float(self._otherwise), float(more > 0), more, new]
-        numbers = numbers or [0.0] * LossNumbers.SIZE
-        said = torch.tensor([*numbers, *lengths, *looked, *guards, *scaled], dtype=torch.float64)
-        apart = mine * bool(guard)  # counts that may be none
-        sums = torch.cat([mine - apart, apart, said, self._marks.numbers()]).to(self._world.device)
-        with comm.label("loss weights"):
-            self._world.all_reduce(sums)
-        sums = sums.cpu()
-        self._marks.check(sums[-ReplicaMarks.SIZE :], self._world)
-        sums = sums[: -ReplicaMarks.SIZE]
-        self._check_scales(sums[-4:].tolist(), scales, samples)
+        counts = mine.counts()
+        guarded = counts * bool(mine.guard)  # they may stand for nothing
+        off = mine.counting and mine.samples not in mine.terms
+        sums = self._sums(
+            {
+                "counts": counts - guarded,
+                "guarded counts": guarded,
+                "guards": [mine.guard is True, mine.guard is None, off],
+                "listed": [mine.more > 0, mine.more],
+                "hidden": [mine.hidden, self._otherwise],
+                "news": [mine.news],
+                "lengths": self._padding.lengths(mine.samples),
+                "scales": mine.scaled(),
+                "numbers": mine.numbers,
+                "marks": self._marks.numbers(),
+            }
+        )
+        self._marks.check(sums["marks"], self._world)
+        self._check_scales(sums["scales"].tolist(), mine)
         if not self._told_scales:
-            self._numbers.tell(sums[-15 - LossNumbers.SIZE : -15].tolist(), self._world)
-        hiding, otherwise, listed, added, fresh, guarding, unsure, off = sums[-12:-4].tolist()
-        ranks, length, squared = sums[-15:-12].tolist()
-        if fresh >= FOUND or (fresh >= LATENT and ranks * squared != length * length):
-            self._padding.refuse(self._world)
-        self.is_new = fresh % LATENT > 0
-        if hiding and otherwise:
+            self._numbers.tell(sums["numbers"].tolist(), self._world)
+        (news,) = sums["news"].tolist()
+        self._padding.check(news, sums["lengths"].tolist(), self._world)
+        self.is_new = news % LATENT > 0
+        if all(sums["hidden"].tolist()):
             raise RuntimeError(_HIDDEN)
-        sums, apart = sums[: -15 - LossNumbers.SIZE].view(2, -1)
-        world, all_known = self._world.size, float((sums + apart)[-3])
-        self._counts |= off > 0 and all_known == world
-        if self._counts and unsure and all_known == world:
+        found = everything = TermCounts(sums["counts"] + sums["guarded counts"])
+        guarding, unsure, by_others = sums["guards"].tolist()
+        all_known = everything.known == self._world.size
+        self._counts |= by_others > 0 and all_known
+        if self._counts and unsure and all_known:
             raise RuntimeError(GUARDED)
-        if not self._counts:
-            sums, guarding = sums + apart, 0.0
-        totals, squares, products = sums[:-5].view(3, _TERMS)
-        number, number_squared, _, voters, singles = sums[-5:].tolist()
-        self._by_samples |= not self._counts and voters > listed
+        if self._counts:
+            found = TermCounts(sums["counts"])
+        else:
+            guarding = 0.0
+        listed, added = sums["listed"].tolist()
+        self._by_samples |= not self._counts and found.voters > listed
+        count = float(counts[0])
         if self._counts or not self._by_samples:
-            totals[0] += added
-            counts[0] += more
-        alike = number**2 == voters * number_squared
-        if all_known == world and not alike and singles:
+            found.totals[0] += added
+            count += mine.more
+        total = float(found.totals[0])
+        if all_known and not found.equally_many and found.singles:
             raise RuntimeError(
                 "the losses of ranks have different numbers of terms, as where a rank leaves out what it has no "
                 'samples of: no one weight is right. Say loss_reduction="sum", and divide each sum by '
                 "hocket.total(count)"
             )
-        if all_known < world or not alike or not (totals[0] or guarding):
+        if not all_known or not found.equally_many or not (total or guarding):
             return None
-        if guarding and voters and not torch.allclose(totals, totals[0] * _folded([1.0] * int(number / voters))):
+        if guarding and found.voters and not found.the_same:
             raise RuntimeError(GUARDED)
-        # The counts of two terms are in proportion on all ranks if and only if Cauchy and Schwarz's bound is reached.
-        if not torch.allclose(products.square(), squares * squares[0], rtol=1e-4):
+        if not found.in_proportion:
             raise RuntimeError(
                 "the terms of the loss are means over different things, whose numbers are not in proportion on all "
-                f"ranks (together {', '.join(f'{one:g}' for one in totals[: len(terms)])}): no one weight is right. "
-                'Say loss_reduction="sum", and divide each sum by hocket.total(count)'
+                f"ranks (together {', '.join(f'{one:g}' for one in found.totals[: len(mine.terms)])}): no one weight "
+                'is right. Say loss_reduction="sum", and divide each sum by hocket.total(count)'
             )
         # What ranks of which nothing counts have divided by 1 is divided by what counts on others, if anything does.
-        divided = 1.0 if guarding and guard else float(counts[0])
-        weight = divided / (float(totals[0]) or 1.0) * world
+        weight = (1.0 if guarding and mine.guard else count) / (total or 1.0) * self._world.size
         return 1.0 if abs(weight - 1.0) < 1e-12 else weight
 
-    def _check_scales(self, sums: list[float], scales: Sequence[float], samples: int) -> None:
+    def _sums(self, mine: Mapping[str, torch.Tensor | Sequence[float]]) -> dict[str, torch.Tensor]:
+        """Return sums over ranks of named numbers, by one collective operation."""
+        parts = [torch.as_tensor(one, dtype=torch.float64) for one in mine.values()]
+        sums = torch.cat(parts).to(self._world.device)
+        with comm.label("loss weights"):
+            self._world.all_reduce(sums)
+        return dict(zip(mine, torch.split(sums.cpu(), [len(one) for one in parts]), strict=True))
+
+    def _check_scales(self, sums: list[float], mine: LossSigns) -> None:
         """Refuse single samples that are not divided by their number.
 
         Tell of factors that differ from rank to rank, or are the number of this rank's samples.
@@ -597,19 +423,17 @@ class LossWeights:
         differ = ranks * squares - total * total > 1e-6 * ranks * squares
         if differ and self._world.rank == 0 and not self._told_scales:
             self._told_scales = True
-            warnings.warn(
+            warn(
                 f"the program multiplies its mean loss by a number that differs from rank to rank (here "
-                f"{', '.join(f'{one:g}' for one in scales)}): if it depends on the values of the batch, take "
+                f"{', '.join(f'{one:g}' for one in mine.scales)}): if it depends on the values of the batch, take "
                 "hocket.average of it; if on how many of them count, pass loss_weight; if it is random, seed it alike",
-                stacklevel=5,
             )
-        elif samples > 1 and self._world.rank == 0 and not self._told_scales and samples in scales:
+        elif mine.samples > 1 and self._world.rank == 0 and not self._told_scales and mine.samples in mine.scales:
             self._told_scales = True
-            warnings.warn(
-                f"the program multiplies its mean loss by {samples}, which is how many samples this rank has: if it is "
-                'len(batch), that of one device is larger, and the loss a sum: say loss_reduction="sum"; if it is a '
-                "constant, all is right",
-                stacklevel=5,
+            warn(
+                f"the program multiplies its mean loss by {mine.samples}, which is how many samples this rank has: if "
+                'it is len(batch), that of one device is larger, and the loss a sum: say loss_reduction="sum"; if it '
+                "is a constant, all is right",
             )
 
 
@@ -619,14 +443,6 @@ _HIDDEN = (
     "compiled (compile the model, and have the loop compute the loss from its outputs), or pass "
     "hocket.distribute(..., loss_weight=) with what the mean of a batch divides by"
 )
-
-
-def _folded(terms: Sequence[float]) -> torch.Tensor:
-    """Return numbers of terms as _TERMS of them: more are in proportion if they are in these sums, but for chance."""
-    folded = torch.zeros(_TERMS, dtype=torch.float64)
-    for i, one in enumerate(terms):
-        folded[i % _TERMS] += one * (1 + i // _TERMS / 7)
-    return folded
 
 
 def _close(one: float, other: float) -> bool:

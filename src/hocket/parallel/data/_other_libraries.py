@@ -1,12 +1,13 @@
 """Other libraries that do beside `hocket.distribute` what it does: average gradients, or choose each rank's samples."""
 
 import sys
-import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from hocket._program import warn
 
 from ..batches import divides_itself
 from ..mesh import World
@@ -53,11 +54,10 @@ def tell_own_batches(world: World) -> bool:
     if (loader := getattr(shared(), "active_dataloader", None)) is None:
         return False
     if divides_itself(loader) == "batches" and world.rank == 0:
-        warnings.warn(
+        warn(
             f"Accelerate's loader takes a batch for each rank, so that a step is one of {world.size} times as many "
             "samples as the loader's batch_size says, and an epoch has fewer steps than on one device: give the "
             "plain loader to hocket.distribute (its batch size is global), or say "
             "Accelerator(dataloader_config=DataLoaderConfiguration(split_batches=True))",
-            stacklevel=5,
         )
     return True

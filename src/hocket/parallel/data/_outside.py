@@ -1,6 +1,5 @@
 """Sees that what a loop calls besides its models (a loss module, a teacher) is the same on all ranks."""
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
+from hocket._program import warn
 from hocket.comm import torch_adapter
 
 from ..batches import tensors_in
@@ -67,7 +67,7 @@ class OutsideModules:
                     "it, seed all ranks alike before it is made, or distribute it, too"
                 )
             if world.rank == 0 and not self._left:
-                warnings.warn(f"{what}: batch norm there has the statistics of a rank's own samples", stacklevel=5)
+                warn(f"{what}: batch norm there has the statistics of a rank's own samples")
             return
 
     def _held(self, loss: torch.Tensor) -> list[tuple[tuple[str, str, bool], float]]:

@@ -1,7 +1,6 @@
 """Random numbers that forward passes draw for samples: other ones on every rank, also where all are seeded alike."""
 
 import hashlib
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hocket._program import warn
 from hocket.comm import torch_adapter
 
 from ..batches import mapped, mix, undisturbed
@@ -57,9 +57,9 @@ class SampleNumbers:
         self._own = by_samples and not others and self._world.size > 1
         alike = self._world.size > 1 and all(one[2][:1] == mine[2][:1] for one in everyone)
         if self._world.rank == 0 and alike and by_samples and others:
-            warnings.warn(_BOTH, stacklevel=5)
+            warn(_BOTH)
         if self._world.rank == 0 and alike and len(set(mine[2])) > 1:
-            warnings.warn(_IN_LOOP, stacklevel=5)
+            warn(_IN_LOOP)
 
     @property
     def own(self) -> bool | None:

@@ -1,10 +1,10 @@
 """Losses that a program computes of the model by another way than its forward pass, which weights do not follow."""
 
-import warnings
 from collections.abc import Iterable
 
 import torch
 
+from hocket._program import warn
 from hocket.comm import torch_adapter
 
 from ..batches import batch as _batch
@@ -34,10 +34,9 @@ class UnseenLosses:
         if not any(id(one) in mine for one in torch_adapter.leaves(loss)):
             return
         self._looks = False
-        warnings.warn(
+        warn(
             f"a loss that is not computed by model(...) (but by another method of it, its module, or "
             f"torch.func.functional_call) divides by {odd[0]:g}, and this rank has {samples} samples, by which ranks "
             "are weighted then: if it is a mean over something else (tokens that count, weights), it is not that of "
             "one device. Compute it from model(...), or pass hocket.distribute(..., loss_weight=)",
-            stacklevel=5,
         )

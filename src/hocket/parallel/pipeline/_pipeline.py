@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from hocket._program import warn
 from hocket.schedule.pipeline import (
     NAMED_ORDERS,
     PipelineAction,
@@ -124,7 +124,7 @@ class Pipeline:
         self._device = next((p.device for s in self.stages for p in s.module.parameters()), world.device)
         _warn_of_batch_norm(self.stages, micro_batches)
         if micro_batches > 1 and world.rank == 0 and (said := changing_buffers(self.stages[0])):
-            warnings.warn(said, stacklevel=2)
+            warn(said)
 
     @property
     def holds_last(self) -> bool:
@@ -323,11 +323,10 @@ def _warn_of_batch_norm(stages: Sequence[Stage], micro_batches: int) -> None:
     for stage in stages:
         for name, module in stage.module.named_modules():
             if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.training:
-                warnings.warn(
+                warn(
                     f"batch norm ({name}) in a pipeline of {micro_batches} micro-batches normalises each of them by "
                     "itself, so the losses differ from those of one process. For equal losses use micro_batches = 1, "
                     "layer or group norm, or freeze it with .eval()",
-                    stacklevel=3,
                 )
                 return
 

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hocket.sharding import Shard, ShardingError, as_local, gathered, mapped, note, noted, user_line
+from hocket._program import program_line
+from hocket.sharding import Shard, ShardingError, as_local, gathered, mapped, note, noted
 from hocket.workload.division import SEQUENCE
 
 from ...mesh import World
@@ -110,7 +111,8 @@ class LayerPartition:
             x = gather(self.world, x, given)
         if x.shape[wanted.dim] != wanted.size:
             raise ShardingError(
-                f"{user_line()}: a layer is given {x.shape[wanted.dim]} features or channels where it has {wanted.size}"
+                f"{program_line()}: a layer is given {x.shape[wanted.dim]} features or channels where it has "
+                f"{wanted.size}"
             )
         return scatter(self.world, x, wanted)
 
