@@ -13,6 +13,8 @@ import hocket
 from hocket.planner import Plan
 from hocket.testing import run_ranks
 
+from ..plain_loop import losses
+
 PLANS: list[tuple[dict[str, Any], bool]] = [  # each with whether its batches are those of `Trainer.batches`
     ({}, True),
     ({"accumulate": 2}, False),
@@ -42,17 +44,6 @@ def loader() -> Any:
     generator = torch.Generator().manual_seed(1)
     data = [torch.randn(n % 5 + 2, 4, generator=generator, dtype=torch.float64) for n in range(24)]
     return torch.utils.data.DataLoader([(x, x[0]) for x in data], 8, collate_fn=collated)
-
-
-def losses(model: Any, optimizer: Any, batches: Any) -> list[float]:
-    found = []
-    for x, y in batches:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        found.append(float(hocket.average(loss.item())))
-    return found
 
 
 def made() -> tuple[Means, torch.optim.Optimizer]:

@@ -15,6 +15,8 @@ from hocket.planner import Plan
 from hocket.sharding import same_values, set_values
 from hocket.testing import run_ranks
 
+from ..plain_loop import losses
+
 LAYOUTS = {"coo": torch.sparse_coo, "csr": torch.sparse_csr, "csc": torch.sparse_csc}
 PLANS: dict[str, dict[str, Any]] = {
     "data": {},
@@ -45,17 +47,6 @@ class Graph(nn.Module):
 def batches() -> list[tuple[torch.Tensor, ...]]:
     generator = torch.Generator().manual_seed(1)
     return [tuple(torch.randn(2, 8, 4, generator=generator, dtype=torch.float64)) for _ in range(3)]
-
-
-def losses(model: Any, optimizer: Any, loader: Any) -> list[float]:
-    found = []
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        found.append(float(hocket.average(loss.item())))
-    return found
 
 
 def of_one_process(layout: str) -> list[float]:

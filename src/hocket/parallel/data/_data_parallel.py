@@ -21,6 +21,7 @@ from ..state import broadcast_tensors, check_model, is_excluded, keepers
 from ._apart import Apart, kept_in, look_apart
 from ._batch_norm import SynchronisedBatchNorm
 from ._exchanged import ExchangedSamples
+from ._first_loss import first_loss
 from ._hooks import scale_gradients, watched_hooks
 from ._input_gradients import InputGradients
 from ._later_padding import LaterPadding
@@ -447,7 +448,8 @@ class DataParallel(StandsForModule):
             self._losses.summed(roots[0], self._made, None if note is None else note.share)
             return
         if self._outputs is not None and (self._outputs or not self._looked):
-            self._losses.check_first(roots[0], self._outputs, self._kept, self._made, note.share, self._apart)
+            first = first_loss(roots[0], self._outputs, self._kept, self._made, note.share, self._apart)
+            self._losses.check_first(first, note.share)
             if not self._looked:
                 self._model_buffers.find(self._apart)
             self._outputs, self._kept, self._looked = None, [], True

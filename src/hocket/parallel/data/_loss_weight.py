@@ -13,11 +13,10 @@ from hocket.comm import torch_adapter
 from ..batches import GUARDED, BatchShard, divides_by_samples, divisor_of_shares, divisors, guarded, is_one_by_one
 from ..batches import batch as _batch
 from ..mesh import World
-from ._apart import Apart
 from ._batch_parts import BatchParts
 from ._coupling import constant_divisors, form_of, is_listed, scale_of_means
 from ._exchanged import ExchangedSamples
-from ._first_loss import check_first, first_loss
+from ._first_loss import FirstLoss, check_first
 from ._kept import unlike
 from ._later_padding import LATENT, LaterPadding
 from ._loss_numbers import LossNumbers
@@ -187,19 +186,10 @@ class LossWeights:
         self._forms.add(form)
         return new
 
-    def check_first(
-        self,
-        loss: torch.Tensor,
-        outputs: Sequence[list[torch.Tensor]],
-        kept: Sequence[torch.Tensor],
-        made: set[int],
-        share: BatchShard,
-        apart: Apart | None,
-    ) -> None:
-        """Refuse a loss that no weights of ranks make that of one device; see `first_loss` and `check_first`."""
-        mine = first_loss(loss, outputs, kept, made, share, apart)
-        self._by_passes = mine.by_passes
-        self._gathered = check_first(mine, share, self._world)
+    def check_first(self, first: FirstLoss, share: BatchShard) -> None:
+        """Refuse a loss of the first batch that no weights of ranks make that of one device; see `check_first`."""
+        self._by_passes = first.by_passes
+        self._gathered = check_first(first, share, self._world)
 
     def check_exchanged(
         self, loss: torch.Tensor, exchanged: ExchangedSamples, share: BatchShard, *, stated: bool
