@@ -23,7 +23,7 @@ demo: $(VENV)/.installed-demo
 test: $(VENV)/.installed-dev
 	$(PYTEST) -m 'not long and not third_party' $(PYTEST_ARGS)
 
-# What takes minutes and seldom breaks by itself: torch's own suite of tests, whole matrices of plans. CI runs it too.
+# What takes more than some seconds of a core: whole matrices of plans, several hosts, torch's own suite of tests. CI runs it too.
 test-long: $(VENV)/.installed-dev
 	$(PYTEST) -m long $(PYTEST_ARGS)
 

@@ -7,6 +7,8 @@ import time
 import pytest
 import pytest_timeout
 
+from .sampled import beyond_samples
+
 gc.disable()  # until all tests are collected: what is imported stays, and looking through it takes seconds
 os.environ.setdefault("HOCKET_CALIBRATION", "off")  # nothing is kept in the home of who runs the tests
 # Keras asks whether there is a GPU when it is imported: in the way that torch has else, the fork server could give its
@@ -49,12 +51,16 @@ def hocket_forked():
     return hocket_forked
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items):
-    """Let files come first that take long, so that none is to begin when the rest is done.
+    """Leave cases beyond a sample to the long tests, and let files come first that take long.
 
-    That is torch's own suite, then what starts processes, then the search for plans and the rules of operators.
+    None is to begin when the rest is done: torch's own suite, then what starts processes, then the search for plans and
+    the rules of operators.
     """
+    for item in beyond_samples(items):
+        item.add_marker("long")
+    result = yield
 
     def place(item):
         folder = item.path.parent.name
@@ -62,6 +68,7 @@ def pytest_collection_modifyitems(items):
         return folder != "torch_suite", not starts, folder not in ("planner", "sharding")
 
     items.sort(key=place)
+    return result
 
 
 def pytest_collection_finish():

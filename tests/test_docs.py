@@ -193,6 +193,7 @@ def test_your_script_prints_the_same_on_one_rank_and_on_two_and_after_a_stop(
     assert "Equivalent: 16 losses agree" in capfd.readouterr().out
 
 
+@pytest.mark.long
 def test_fine_tuning_loses_the_same_without_the_lines_of_hocket_and_on_two_ranks(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     script = code(DOCS / "losses.md")

@@ -306,6 +306,7 @@ def test_tasks_agree_where_rank_0_has_an_address_of_ipv6(monkeypatch: pytest.Mon
         assert len({one.result(timeout=deadline(30)) for one in found}) == 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize("launcher", _launchers())
 def test_a_script_started_by_mpirun_or_srun_trains_once(launcher: list[str], tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ _LATER = "pathlib.Path(f'runs{number}').read_text() == 'xx'"
 _FLAKY = "flaky: failed beside others, passed alone\n  test_suite.py::test_some[0]\n  test_suite.py::test_some[2]\n"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("count", "passes", "status", "runs", "said"),
     [

@@ -259,6 +259,7 @@ def test_noise_at_any_point_of_the_conversation(shared, seed):
     still_serves(shared)
 
 
+@pytest.mark.long
 def test_a_flood_of_questions_without_reading_is_ended(shared):
     raw = Raw(shared)
     raw.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -269,6 +270,7 @@ def test_a_flood_of_questions_without_reading_is_ended(shared):
     still_serves(shared)
 
 
+@pytest.mark.long
 def test_strangers_are_few_and_have_little_time():
     with aggregators(limits=Limits(connections=16, hello_s=deadline(0.5))) as server:
         strangers = [socket.create_connection(server.address) for _ in range(12)]
@@ -403,6 +405,7 @@ def test_a_member_that_dies_ends_the_operation_on_all_others_at_once_and_by_name
         still_serves(server)
 
 
+@pytest.mark.long
 def test_a_member_that_does_not_come_is_named_when_the_time_is_over():
     def action(position, client, group):
         if position == 2:

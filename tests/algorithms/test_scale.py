@@ -30,6 +30,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "world", "steps"),
     [

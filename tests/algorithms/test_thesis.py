@@ -143,6 +143,7 @@ def inside_load(schedule: Schedule, local: int) -> tuple[int, Fraction, int]:
     return steps, Fraction(wire, vector), messages
 
 
+@pytest.mark.sampled(4)
 def test_executes_to_what_numpy_says(built: list[tuple[Schedule, dict[str, object]]]) -> None:
     for number, (schedule, parameters) in enumerate(built):
         collective = schedule.collective
@@ -164,6 +165,7 @@ def test_verifies_clean(built: list[tuple[Schedule, dict[str, object]]]) -> None
         assert verify(schedule) == (), f"{schedule.collective} {parameters}"
 
 
+@pytest.mark.sampled(4)
 def test_moves_what_the_closed_form_says(algorithm: Algorithm, built: list[tuple[Schedule, dict[str, object]]]) -> None:
     for schedule, parameters in built:
         collective = schedule.collective

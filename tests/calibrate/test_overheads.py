@@ -28,6 +28,7 @@ def measured(long_s: float, until_s: float, together: int) -> tuple[list[float],
     return took, [step.calls for step in steps]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("long_s", "until_s", "together", "calls"),
     [(math.inf, math.inf, 1, 5), (math.inf, 0.0, 1, 3), (0.0, math.inf, 1, 3), (0.0, math.inf, 3, 3)],

@@ -146,6 +146,7 @@ def job(hocket_forked, tmp_path_factory):
     return done
 
 
+@pytest.mark.long
 def test_run_starts_one_beside_the_ranks_and_leaves_nothing(job):
     assert job.stdout.count("served [1]") == 2
     token_file = job.stdout.split("token ")[1].split()[0]

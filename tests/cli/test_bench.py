@@ -87,6 +87,7 @@ def test_every_collective_is_measured_beside_gloo(collective, tmp_path, request)
     assert "| 1 KiB | hocket |" in markdown.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed (extra: bench)")
 def test_open_mpi_takes_part_in_the_same_run(tmp_path):
     out = tmp_path / "out.json"
@@ -136,6 +137,7 @@ def test_a_measurement_that_takes_too_long_is_given_up():
     assert "did not end within 4 s" in result.output
 
 
+@pytest.mark.long
 def test_it_is_told_what_is_being_measured():
     result = _run("allreduce", "--sizes", "1KiB,64KiB", "--rounds", "1", "--against", "", "--json")
     assert result.exit_code == 0, result.output

@@ -159,6 +159,7 @@ def refusal(capfd):
     return check
 
 
+@pytest.mark.long
 def test_bad_input_is_named(tmp_path, refusal):
     assert "there is no script" in refusal(tmp_path / "none.py")
     empty = tmp_path / "empty.py"
@@ -199,6 +200,7 @@ trainer.step((torch.randn(4, 2), torch.randn(4, 1)))
 """
 
 
+@pytest.mark.long
 def test_relaxed_synchronisation_is_refused_with_the_reason(tmp_path, refusal):
     path = tmp_path / "relaxed.py"
     path.write_text(RELAXED)

@@ -136,6 +136,7 @@ def test_every_verb_is_tried():
     assert set(WORKING) == set(_VERBS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", WORKING.values(), ids=WORKING)
 def test_a_verb_that_needs_no_extra_works(command, bare):
     done = bare[command]

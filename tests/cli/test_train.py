@@ -176,6 +176,7 @@ def test_a_run_is_not_overwritten(
     assert capfd.readouterr().err.startswith("hocket train: run already holds a run")
 
 
+@pytest.mark.long
 def test_ctrl_c_writes_what_is_known(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start(*_UNENDING, "--out", str(run), cwd=tmp_path)
@@ -209,6 +210,7 @@ def test_kill_9_leaves_the_directory_readable_and_no_worker(tmp_path: Path) -> N
     assert json.loads((run / "config.json").read_text())["workload"] == "cosmoflow"
 
 
+@pytest.mark.long
 def test_a_killed_worker_fails_the_run_and_is_named(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start(*_UNENDING, "-n", "2", "--out", str(run), cwd=tmp_path)

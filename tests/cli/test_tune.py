@@ -24,6 +24,7 @@ def _path():
     return recorder.paths()
 
 
+@pytest.mark.long
 def test_the_table_is_measured_written_and_used(tmp_path, forked_world):
     result = tune("-n", 3, "--sizes", "4KiB", "--rounds", 1, "-o", tmp_path / "choices.toml", "--json")
     assert result.exit_code == 0, result.output

@@ -7,6 +7,7 @@ from hocket import cluster
 from hocket.cluster import ClusterError
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("spec", "depth", "switches"),
     [

@@ -32,6 +32,7 @@ def trained(folder: Path, fault: str, size: float, steps: int = STEPS) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("fault", "kind", "word"),
     [

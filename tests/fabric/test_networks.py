@@ -80,6 +80,7 @@ def test_a_bigraph_has_one_way_from_the_upper_to_the_lower_part(up: Up) -> None:
         assert carried(fabric, f"host{source}", f"host{goal}", NBYTES) == expected
 
 
+@pytest.mark.long
 def test_ecmp_spreads_flows_by_their_ports_and_a_flow_keeps_its_way(up: Up) -> None:
     fabric = up("leafspine:leaves=2,ports=1,spines=2,bandwidth=80Mbit/s", seed=3)
     taken: dict[int, str] = {}

@@ -42,6 +42,7 @@ def test_ranks_are_spread_over_hosts_in_order(spec: str, ranks: int, hosts: str)
     assert spread(wire(load(spec)), ranks) == tuple(f"host{index}" for index in hosts)
 
 
+@pytest.mark.long
 def test_ranks_run_in_their_hosts_and_reduce_over_the_links(temporary: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"""
@@ -76,6 +77,7 @@ dist.destroy_process_group()
     assert fabrics() == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_a_killed_launcher_takes_its_fabric_and_its_ranks_with_it(
     temporary: Path, tmp_path: Path, stubborn: bool
@@ -127,6 +129,7 @@ def test_the_verbs_from_up_to_down(temporary: Path) -> None:
     assert hocket("fabric", "status").stdout == "no fabric is up\n"
 
 
+@pytest.mark.long
 def test_what_the_kernel_refuses_is_no_bad_input_whoever_asks(temporary: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("")

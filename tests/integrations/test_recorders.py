@@ -66,6 +66,7 @@ lightning.Trainer(accelerator="cpu", max_epochs=3, accumulate_grad_batches=2, lo
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("library", "program", "values", "phases"),
     [

@@ -34,6 +34,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], Path]:
     return run_ranks(everything, RANKS, str(directory), timeout_s=200), directory
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", list(cases.CASES))
 def test_callback_has_the_effect_that_it_has_in_plain_keras(
     plain: tuple[dict[str, Any], Path], ranks: tuple[list[Any], Path], name: str

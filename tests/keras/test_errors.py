@@ -311,6 +311,7 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.long
 def test_torch_is_chosen_where_no_backend_is() -> None:
     quick = "import sys; sys.modules.update(matplotlib=None, sklearn=None)"  # Keras loads them, and does without
     done = run_python(f"{quick}; import hocket; hocket.keras; import keras; print(keras.backend.backend())")
@@ -350,6 +351,7 @@ def test_a_missing_keras_is_told_with_the_extra_to_install() -> None:
     assert "hocket[keras]" in done.stderr
 
 
+@pytest.mark.long
 def test_help_goes_over_a_missing_keras() -> None:
     look = "import inspect, hocket; print(dict(inspect.getmembers(hocket)).keys()); hocket.keras"
     done = run_python(f"import sys; sys.modules['keras'] = None; {look}")

@@ -38,6 +38,7 @@ def four_ranks() -> list[dict[str, Any]]:
     return run_ranks(cases.run_all, 4, ON_FOUR, True, timeout_s=200)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", list(cases.CASES))
 def test_two_workers_give_what_plain_keras_gives(
     plain: dict[str, Any], two_ranks: list[dict[str, Any]], name: str

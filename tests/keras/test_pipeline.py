@@ -95,6 +95,7 @@ def three_stages() -> list[dict[str, Any]]:
     return run_ranks(in_pipelines, 3, 3, names, "", timeout_s=200)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*SHARED, *pipeline_cases.CASES, WHOLE_BATCH, "files", "callbacks"])
 def test_two_stages_give_what_plain_keras_gives(
     plain: dict[str, Any], two_stages: list[dict[str, Any]], name: str

@@ -109,6 +109,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], l
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["optimizers", "going on", "backup", "loading"])
 def test_training_is_that_of_plain_keras(results: tuple[dict[str, Any], list[dict[str, Any]]], name: str) -> None:
     wanted = flat(results[0][name])

@@ -76,6 +76,7 @@ if os.environ["RANK"] {}:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flags", [(), ("--max-restarts=1",)], ids=["alone", "elastic"])
 def test_a_rank_that_ends_well_before_it_joins_is_told_at_once(
     hocket_forked: Any, script: Any, tmp_path: Path, flags: Any
@@ -86,6 +87,7 @@ def test_a_rank_that_ends_well_before_it_joins_is_told_at_once(
     assert ran.stderr.splitlines()[-1] == "hocket: failed, exit status 1"
 
 
+@pytest.mark.long
 def test_a_host_whose_rank_ends_well_before_it_joins_is_told_at_once(hocket: Any, script: Any) -> None:
     source = JOINS.format("== '0'")
     port, path = free_port(), script(source)
@@ -280,6 +282,7 @@ def small_group() -> Any:
     group.rmdir()
 
 
+@pytest.mark.long
 def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_said_to_be(
     hocket: Any, script: Any, small_group: Path
 ) -> None:
@@ -344,6 +347,7 @@ def test_a_traceback_is_shown_once_also_where_a_group_has_set_a_hook_over_python
     assert ran.err.count("ZeroDivisionError: division by zero") == 1
 
 
+@pytest.mark.long
 def test_torch_is_set_aside_for_the_garbage_collector_at_the_end_and_its_record_decorator_works(
     launched: Any, script: Any
 ) -> None:
@@ -498,6 +502,7 @@ def test_who_never_came_is_the_headline_and_not_who_waited(launched: Any, script
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "place"),
     [

@@ -134,6 +134,7 @@ def test_manifests_fit_the_operators_definitions(written: Any) -> None:
         assert faults(document, schema) == [".spec.surprise is not known"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["TrainJob", pytest.param("JobSet", marks=pytest.mark.long)])
 def test_the_command_of_each_manifest_trains_with_the_variables_that_its_operator_sets(written: Any, kind: str) -> None:
     """Each pod is an emulated host; its variables are the manifest's, and those of Trainer's torch runtime."""

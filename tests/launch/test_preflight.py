@@ -88,6 +88,7 @@ def doctor(fabric: Fabric, place: Path, what: str) -> "subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, timeout=deadline(120), check=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fabric", [200], indirect=True)
 def test_what_stands_between_hosts_is_named(fabric: Fabric, tmp_path: Path) -> None:
     for what in ("none", "interface", "port"):

@@ -124,6 +124,7 @@ def test_arguments_arrive_as_given_and_streams_may_be_closed(script: Any, tmp_pa
     assert [(tmp_path / rank).read_text() for rank in "01"] == [repr(words)] * 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flags", [(), ("--max-restarts=1",)])
 def test_a_host_of_ipv6_alone_whose_name_does_not_resolve_has_ranks(
     script: Any, tmp_path: Path, flags: tuple[str, ...]
@@ -140,6 +141,7 @@ def test_a_host_of_ipv6_alone_whose_name_does_not_resolve_has_ranks(
     assert sorted(done.stdout.splitlines()) == ["[0] ok", "[1] ok"], done.stderr
 
 
+@pytest.mark.long
 def test_without_a_stdin_ranks_find_an_empty_one(script: Any, tmp_path: Path) -> None:
     path = script("import os, sys; sys.stdout.write(f'{sys.stdin.read()!r} {os.fstat(0).st_rdev}\\n')")
     run = [sys.executable, "-m", "hocket", "run"]
@@ -278,6 +280,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_one_of_several_hosts_says_how_long_steps_took_where_the_run_has_no_directory(
     hocket_forked: Any, script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
@@ -295,6 +298,7 @@ def test_one_of_several_hosts_says_how_long_steps_took_where_the_run_has_no_dire
     assert sum(host.stderr.count("no step is predicted: 3 were made") for host in ended) == 1, ended
 
 
+@pytest.mark.long
 def test_a_full_disk_ends_a_log_and_not_the_job(hocket: Any, script: Any, tmp_path: Path) -> None:
     path = script("import time\nfor i in range(5): print('x' * 49999, flush=True); time.sleep(0.1)")
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -332,6 +336,7 @@ def test_bad_arguments_are_refused_before_anything_starts(script: Any, tmp_path:
         launch([path], 2, flags=["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=no.such.host.invalid:29400"])
 
 
+@pytest.mark.long
 def test_hosts_that_do_not_meet_are_an_error(script: Any) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "hocket", "run", "-n", "1", "--nnodes=2", "--rdzv-backend=c10d"]
@@ -346,6 +351,7 @@ def test_hosts_that_do_not_meet_are_an_error(script: Any) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_script_that_trains_once_in_each_rank_is_told_so(launched: Any, script: Any) -> None:
     source = """
     import os, sys

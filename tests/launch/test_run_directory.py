@@ -57,6 +57,7 @@ def test_a_run_is_kept_with_settings_plan_logs_and_records(hocket_forked: Any, s
     assert (tmp_path / "runs" / ".gitignore").read_text() == "*\n"
 
 
+@pytest.mark.long
 def test_failures_and_restarts_are_kept_and_a_directory_may_be_used_again(
     launched: Any, script: Any, tmp_path: Path
 ) -> None:

@@ -113,6 +113,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flags", [(), ("--max-restarts", "1")])
 def test_a_request_to_terminate_that_is_sent_twice_leaves_ranks_their_time(
     hocket: Any, script: Any, tmp_path: Path, wait_until: Any, running: Any, flags: tuple[str, ...]
@@ -153,6 +154,7 @@ def test_under_nohup_a_job_outlives_its_terminal(hocket: Any, script: Any, tmp_p
     assert process.returncode == 0
 
 
+@pytest.mark.long
 def test_an_interrupt_while_the_launcher_starts_leaves_nothing(
     hocket: Any, script: Any, running: Any, wait_until: Any
 ) -> None:

@@ -242,6 +242,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.long
 def test_one_command_trains_on_two_hosts_as_one_process_does(site: Site, script: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     x, y = torch.randn(16, 3).double(), torch.randn(16, 1).double()
@@ -339,6 +340,7 @@ def test_an_interrupt_while_a_host_is_not_reached_ends_the_launch(
     assert time.monotonic() - begin_s < deadline(10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flags", [(), pytest.param(("--run-dir", "mine"), marks=pytest.mark.long)])
 def test_where_a_run_is_kept_is_said_once_unless_it_was_asked_for(
     hocket: Any, script: Any, tmp_path: Path, flags: tuple[str, ...]
@@ -353,6 +355,7 @@ def test_where_a_run_is_kept_is_said_once_unless_it_was_asked_for(
     assert (tmp_path / "mine" / "run.json").exists() is bool(flags)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flags", [(), pytest.param(("--run-dir", "mine"), marks=pytest.mark.long)])
 def test_a_host_that_cannot_make_the_directory_of_a_run_does_without_it_unless_it_was_asked_for(
     hocket: Any, script: Any, tmp_path: Path, flags: tuple[str, ...]

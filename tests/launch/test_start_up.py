@@ -35,6 +35,7 @@ def test_launcher_loads_neither_torch_nor_numpy_nor_the_planner(script: Any, tmp
     assert (sorted(ranks), loaded) == (["[0] False", "[1] False"], "")
 
 
+@pytest.mark.long
 def test_import_of_torch_loads_none_of_the_backend_and_sets_nothing_aside(tmp_path: Path) -> None:
     text = """import gc, sys; before = gc.get_freeze_count(); import torch, hocket
 assert gc.get_freeze_count() == before

@@ -59,6 +59,7 @@ def job(hocket: Any, script: Any, tmp_path: Path) -> Any:
     assert out.count("ok") == 2
 
 
+@pytest.mark.long
 def test_nothing_of_a_job_on_one_host_listens_and_another_user_reaches_nothing(job: Any, tmp_path: Path) -> None:
     assert listening([job[0]["launcher"], *(rank["pid"] for rank in job)]) == []
     if os.getuid() != 0:
@@ -76,6 +77,7 @@ def test_nothing_of_a_job_on_one_host_listens_and_another_user_reaches_nothing(j
     assert as_another_user(reached, [job[0]["port"]]) == []
 
 
+@pytest.mark.long
 def test_two_launchers_meet_by_a_secret_whatever_strangers_send_to_their_ports(
     hocket: Any, script: Any, tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_of_plans_that_a_constant_is_not_of_it_changes_nothing(captured: Workloa
     assert moved[False] > 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_constants_that_are_off_are_found_again_by_a_few_noisy_runs(captured: Workload, seed: int) -> None:
     draw = random.Random(seed)
@@ -143,6 +144,7 @@ def test_without_runs_everything_stays_and_is_less_sure(captured: Workload) -> N
     assert fitted([], captured, NETWORK, GUESS, batch=BATCH) == (NETWORK, dataclasses.replace(GUESS, unmodelled=0.12))
 
 
+@pytest.mark.long
 def test_what_runs_disagree_in_makes_intervals_wider_and_what_they_agree_in_narrower(
     captured: Workload, as_foretold: tuple[Network, Constants]
 ) -> None:
@@ -178,6 +180,7 @@ def test_what_messages_reach_of_a_slow_link_is_found(captured: Workload) -> None
         assert step_s(run.plan, captured, *found) == pytest.approx(run.step_s, rel=0.03)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("times", [0.5, 1.6])
 def test_how_fast_layers_of_which_ranks_have_a_part_compute_is_found_and_moves_all_such_plans(
     captured: Workload, times: float
@@ -198,6 +201,7 @@ def test_how_fast_layers_of_which_ranks_have_a_part_compute_is_found_and_moves_a
     assert statistics.median(off) < 0.05
 
 
+@pytest.mark.long
 def test_what_stages_cost_is_found_where_pipelines_wait_for_a_slow_network(captured: Workload) -> None:
     # Such a pipeline takes no longer if a stage costs a little more, only if it costs much more: by slopes at a point,
     # the fit stayed where it began, and plans on an emulated fabric were predicted a third too fast.

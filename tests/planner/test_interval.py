@@ -118,6 +118,7 @@ def test_a_server_that_does_not_say_its_memory_is_refused_and_known_ones_have_th
     assert found.best.memory.total <= 80 * 2**30
 
 
+@pytest.mark.long
 def test_degrees_that_straddle_hosts_are_priced_by_the_network_and_not_searched() -> None:
     where = Network.of(cluster.load("selene-like"))
     inside = where.collective("all_gather", 50e6, 8, 1, Constants()).seconds

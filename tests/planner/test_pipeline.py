@@ -184,6 +184,7 @@ def test_gathers_of_many_micro_batches_take_what_following_all_of_them_says(
 V = Plan(pipeline_parallel_degree=4, pipeline_schedule="zero_bubble_v", stages_per_rank=2)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("spec", "plan"),
     [

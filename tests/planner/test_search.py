@@ -99,6 +99,7 @@ def test_nothing_that_was_left_out_is_faster(selene: Network, tried: list[Predic
     assert [one.step_s for one in found.ranked] == sorted(one.step_s for one in found.ranked)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("limit", [0, 120])  # most of the plans need more than 120 MB
 def test_plans_that_are_not_timed_in_full_would_not_have_been_ranked(limit: int) -> None:
     tapered = cluster.load(
@@ -130,6 +131,7 @@ def test_1024_workers_are_planned_in_seconds(name: str, batch: int) -> None:
     assert plan.resolve(1024) == plan
 
 
+@pytest.mark.long
 def test_parameters_are_sharded_inside_hosts_where_the_network_is_slow() -> None:
     slow = cluster.load("star:hosts=8,bandwidth=100Gbit/s,server=dgx-a100")
     found = search(named_transformer("gpt-7b"), slow, workers=64, batch=512, fixed={"tensor_parallel_degree": 1})
@@ -147,6 +149,7 @@ def test_parameters_are_sharded_inside_hosts_where_the_network_is_slow() -> None
     assert {(one.plan.shard, one.plan.shard_degree) for one in wanted.ranked} == {("parameters", 4)}
 
 
+@pytest.mark.long
 def test_less_memory_never_makes_a_faster_plan(selene: Network) -> None:
     workload = named_transformer("gpt-7b")
     steps = [

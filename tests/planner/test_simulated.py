@@ -38,6 +38,7 @@ def apart(study: ModuleType, seed: int, layouts: int) -> list[tuple[float, str]]
     return sorted(found, key=lambda one: abs(one[0]))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", [0, 3])
 def test_the_first_layouts_take_what_the_simulator_says(study: ModuleType, seed: int) -> None:
     # Both count the same work on the same links; what remains is who shares them when.
@@ -209,6 +210,7 @@ def pipelines(draw: st.DrawFn) -> tuple[Plan, Workload, str]:
     return plan, Workload("chain", 1, tuple(layers), "float32", "by hand"), where
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(pipelines())
 def test_pipelines_between_slow_hosts_take_what_the_simulator_says(drawn: tuple[Plan, Workload, str]) -> None:

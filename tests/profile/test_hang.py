@@ -120,6 +120,7 @@ def test_the_ranks_that_wait_say_who_keeps_them_and_where(tmp_path: Path, how: s
     assert {one.state for one in ranks} <= {"ended", "dead"}  # as the kit ends ranks
 
 
+@pytest.mark.long
 def test_a_hang_is_told_once_though_a_lower_rank_comes_to_wait_later(tmp_path: Path) -> None:
     variables = {"HOCKET_RECORD": str(tmp_path), "HOCKET_HANG_S": "1000"}
     run_ranks(hang_programs.one_by_one, 3, str(tmp_path), env=variables, timeout_s=deadline(60))

@@ -98,6 +98,7 @@ def add(step, row):
     return Step.of(*columns[:4], reduce=columns[4])
 
 
+@pytest.mark.long
 @settings(max_examples=500, deadline=None)
 @given(st.data())
 def test_of_mutated_schedules_those_that_break_the_contract_are_reported_and_no_others(data):
@@ -142,6 +143,7 @@ def test_findings_are_limited():
     assert len(verify(empty, limit=7)) == 7
 
 
+@pytest.mark.long
 def test_beyond_a_few_hundred_ranks_random_numbers_find_a_lost_and_a_double_contribution():
     for schedule in (ring(700), ring(1024), halving_doubling(1024)):
         assert verify(schedule) == ()
@@ -159,6 +161,7 @@ def test_halving_doubling_of_65536_ranks_is_verified_in_seconds():
     assert took_s < 10
 
 
+@pytest.mark.long
 def test_what_is_lost_among_many_ranks_is_found_though_it_makes_ranges_uneven():
     schedule = halving_doubling(8192)
     steps = list(schedule.steps)

@@ -452,6 +452,7 @@ def test_a_function_of_torch_that_a_program_wraps_keeps_its_rule(monkeypatch: py
     assert operator_name(softplus) == "softplus"
 
 
+@pytest.mark.long
 def test_back_propagation_that_the_backend_listens_to_keeps_its_rule() -> None:
     """Ranks under a launcher listen twice; where that went unknown, GPT-2 divided by tensors stalled."""
     script = """

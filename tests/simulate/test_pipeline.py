@@ -67,6 +67,7 @@ def by_the_general_loop(order: PipelineOrder, works: list[StageWork], at_once: f
     ).seconds
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=60)
 @given(orders, st.floats(0.5, 4.0), st.data())
 def test_shared_processors_are_a_shared_link(order: PipelineOrder, at_once: float, data: st.DataObject) -> None:

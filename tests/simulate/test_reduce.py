@@ -114,6 +114,7 @@ def test_calibrated_on_eight_gpus_reduction_in_nvswitches_pays_from_five_on() ->
     assert pulled[4] == pytest.approx(ring[4], rel=0.02)  # published: 365 to 370 with and without at 4 GPUs
 
 
+@pytest.mark.long
 def test_sixty_thousand_ranks_on_a_dragonfly_plus_take_seconds() -> None:
     described = cluster.preset("sharp-1500")
     collective = Collective("all_reduce", 60_000)

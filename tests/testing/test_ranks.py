@@ -82,6 +82,7 @@ def test_a_function_of_a_notebook_is_said_to_be_out_of_the_ranks_reach(monkeypat
         run_ranks(cell, 2)
 
 
+@pytest.mark.long
 def test_a_deadline_ends_everything_and_shows_where_ranks_hang():
     begin = time.monotonic()
     with no_leftovers(), pytest.raises(RankError, match="had not ended") as caught:

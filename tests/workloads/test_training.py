@@ -118,6 +118,7 @@ def _evaluate(path: str) -> dict[str, Any]:
     return workload.evaluate(workload.model(), Path(path) if rank == 0 else None)
 
 
+@pytest.mark.long
 def test_workers_judge_every_photograph_once(tmp_path: Path) -> None:
     alone = _evaluate(str(tmp_path / "one.png"))
     together = run_ranks(_evaluate, 2, str(tmp_path / "two.png"))

@@ -101,6 +101,7 @@ def _stats():
     return stats
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", [[0, 1, 2], [0, 0, 1, 1]], ids=["one rank a host", "two hosts of two"])
 def test_random_programs_agree_with_numpy(aggregator, layout):
     assert min(run(layout, programs, 3, 6, env=aggregator.environment())) > 10
@@ -161,6 +162,7 @@ def _in_tree(addresses, order, *args):
     return on_hosts(range(9), *args)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("order", [[0, 0, 1], [0, 1, 0]], ids=["in order", "in turn"])
 def test_leaves_with_a_parent_serve_their_ranks_in_any_order(tmp_path, order):
     with (
@@ -363,6 +365,7 @@ def _wait_for(mark, step):
         time.sleep(0.002)
 
 
+@pytest.mark.long
 def test_an_aggregator_that_is_killed_and_restarted_changes_no_result(tmp_path, aggregator):
     def disturb(mark):
         for step in (10, 60, 110):
@@ -379,6 +382,7 @@ def test_an_aggregator_that_is_killed_and_restarted_changes_no_result(tmp_path, 
     assert sum(one.repeated + one.received for one in stats) >= 3
 
 
+@pytest.mark.long
 def test_kills_at_any_moment_of_long_operations(tmp_path, aggregator):
     def disturb(mark):
         for number, step in enumerate((4, 24, 44, 64)):
@@ -454,6 +458,7 @@ def test_ranks_that_disagree_all_hear_it_and_the_group_goes_on(aggregator):
     assert run([0, 1, 2], _mismatch, env=aggregator.environment()) == [3.0] * 3
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", [[0, 1, 2], [0, 0, 1, 1]], ids=["three hosts", "two hosts of two"])
 def test_every_mismatch_is_an_error_on_all_ranks_and_the_group_stays_usable(aggregator, layout):
     for found in run(layout, _mismatches, (10, 70_001), env=aggregator.environment()):

@@ -71,6 +71,7 @@ def _killed_at_a_random_moment(seed, victim, delay_s, path):
         return time.monotonic(), type(error).__name__, str(error), isinstance(error, CommError)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch", [0, *(pytest.param(batch, marks=pytest.mark.long) for batch in range(1, 5))])
 def test_fifty_kills_at_random_moments(batch):
     with no_leftovers(), tempfile.TemporaryDirectory() as directory:

@@ -467,6 +467,7 @@ def test_the_engine_serves_what_shared_memory_cannot():
     assert run_ranks(_engine_only, 3, env={"HOCKET_SHARED_MEMORY": "0"}) == [True] * 3
 
 
+@pytest.mark.long
 def test_no_thread_outlives_the_interpreter():
     """Such a thread may abort the process after its last line."""
     code = """
@@ -494,6 +495,7 @@ assert len(threads()) > 1
     assert (result.returncode, result.stdout) == (0, "then []\n"), result.stderr
 
 
+@pytest.mark.long
 def test_the_backend_needs_no_import_of_hocket():
     code = (
         "import torch.distributed as dist; dist.init_process_group('hocket', store=dist.HashStore(), rank=0, "

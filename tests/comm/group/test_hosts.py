@@ -35,6 +35,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_random_programs_agree_with_numpy_on_any_layout(layout, seed):

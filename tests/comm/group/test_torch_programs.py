@@ -133,6 +133,7 @@ def _compiled(backend: str) -> list[float]:
     return _train(torch.compile(model, backend=backend), 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.long)])
 def test_a_wrapped_model_is_compiled(compiler: str) -> None:
     assert run_ranks(_compiled, 2, compiler) == run_ranks(_compiled, 2, compiler, backend="gloo")

@@ -176,6 +176,7 @@ def _run_all(kind, sizes):
     return wrong
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["gloo", "shared memory"])
 @pytest.mark.parametrize("world", [2, 5])
 def test_real_ranks_compute_the_same(kind, world):
@@ -239,6 +240,7 @@ def test_a_wait_has_an_end():
     assert missing == (1,)
 
 
+@pytest.mark.long
 def test_inside_mpirun_schedules_run_over_mpi(tmp_path):
     try:
         require_mpi()

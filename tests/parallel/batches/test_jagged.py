@@ -62,6 +62,7 @@ def all_losses() -> list[list[float]]:
     return found + [stepped(plan, shared=shared) for plan, shared in PLANS]
 
 
+@pytest.mark.long
 def test_batches_of_jagged_tensors_are_shared_out_and_cut() -> None:
     expected = losses(*made(), loader())
     for found in run_ranks(all_losses, 2, timeout_s=120):

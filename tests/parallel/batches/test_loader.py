@@ -65,6 +65,7 @@ def as_rank(kind: type[Any], loader: Any, rank: int, world: int) -> Any:
     return made
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     size=st.integers(1, 60),

@@ -212,6 +212,7 @@ def every_choice() -> list[tuple[int, str]]:
     return [by_the_model(plan, one) for plan in (Plan(), Plan(shard="parameters")) for one in choices]
 
 
+@pytest.mark.long
 def test_labels_that_the_model_gives_by_other_samples_are_refused_where_it_is_sharded_too() -> None:
     """Gathers of parameters passed for talk of a program, after which nothing was looked at: 13% off, and silent."""
     for found in run_ranks(every_choice, 2, timeout_s=90):

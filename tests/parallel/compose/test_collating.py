@@ -164,6 +164,7 @@ def found() -> dict[str, tuple[list[float], str]]:
     return ranks[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["Trainer", "loop"])
 def test_a_collate_fn_that_gives_a_sample_something_of_others_is_told(found: Any, how: str) -> None:
     for name in ("mixed", "mixed_by_chance", "normalised", "mixed by workers"):

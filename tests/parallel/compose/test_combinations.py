@@ -21,6 +21,7 @@ T: dict[str, Any] = {"tensor_parallel_degree": 2}
 P: dict[str, Any] = {"pipeline_parallel_degree": 2, "micro_batches": 2}
 
 
+@pytest.mark.long
 def test_two_axes_on_four_ranks() -> None:
     wanted = [
         ("words", "adam", Plan(**T, shard="parameters", clip_norm=0.5)),

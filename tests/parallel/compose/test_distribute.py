@@ -388,6 +388,7 @@ def compiled_before_and_after() -> list[list[bool]]:
     return [compiled(order) for order in ("before", "after")]
 
 
+@pytest.mark.long
 def test_a_compiled_model_may_be_distributed_and_the_other_way_round() -> None:
     assert run_ranks(compiled_before_and_after, 2, timeout_s=100) == [[[True] * 12] * 2] * 2
 

@@ -167,6 +167,7 @@ def found() -> Any:
     return run_ranks(run_all, 2, timeout_s=120)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "how"), [(name, how) for name, case in CASES.items() for how in _ways(case)])
 def test_padding_that_changes_losses_is_refused_when_it_comes(found: Any, name: str, how: str) -> None:
     for losses, said in (one[name, how] for one in found):

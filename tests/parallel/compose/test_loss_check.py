@@ -282,6 +282,7 @@ def all_later() -> dict[str, str | list[float]]:
 TERMS = ("grows", "root", "means", "turns")
 
 
+@pytest.mark.long
 def test_a_term_that_comes_later_is_compared_when_it_comes() -> None:
     alone = {term: later(Plan(), term) for term in TERMS}
     for found in run_ranks(all_later, 2):

@@ -108,6 +108,7 @@ def with_numbers(plan: Plan, layer: int, how: str) -> list[float] | str:
         return str(error)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ["attribute", "hook", "metric"])
 def test_a_number_that_another_rank_s_layer_has_kept_is_no_part_of_a_loss_or_metric(how: str) -> None:
     """The loss was computed with the number that the sample had given, or with that of before."""

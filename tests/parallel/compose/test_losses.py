@@ -89,6 +89,7 @@ def test_batches_that_are_not_cut_may_have_terms_that_divide_by_different_things
         trainer.evaluate(batches)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_loops_of_their_own_weigh_what_the_loss_divides_by(ranks: int) -> None:
     names = [
@@ -121,6 +122,7 @@ def test_loops_of_their_own_weigh_what_the_loss_divides_by(ranks: int) -> None:
             assert losses == pytest.approx(loss_programs.own_loop(name, distributed=False), rel=1e-12), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("plans", ["some", pytest.param("all", marks=pytest.mark.long)])
 def test_hugging_face_models_with_padded_batches_lose_what_one_process_loses(plans: str) -> None:
     pytest.importorskip("transformers")
@@ -137,6 +139,7 @@ def test_hugging_face_models_with_padded_batches_lose_what_one_process_loses(pla
 # --- state that a forward changes -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_state_is_left_as_one_pass_leaves_it_or_told() -> None:
     own = ("averaging", "largest")  # write buffers in their forward, which a pipeline does not follow
     cases = [(name, plan) for name in STATEFUL for plan in STATE_PLANS if plan != "pipeline" or name not in own]

@@ -50,6 +50,7 @@ def trained(plans: Sequence[Plan], mode: Mode) -> list[list[float]]:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "mode", [Functions, Operators, torch.autograd.graph.save_on_cpu, torch.autograd.detect_anomaly]
 )

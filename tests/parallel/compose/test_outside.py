@@ -230,6 +230,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", PLANS)
 def test_what_is_done_past_the_trainer_counts_or_is_refused(name: str) -> None:
     together = tuple(act for act in HARMLESS if (name, act) not in REFUSED)
@@ -260,6 +261,7 @@ def _compiled(names: list[str]) -> list[tuple[list[float], bool | str]]:
     return found
 
 
+@pytest.mark.long
 def test_a_step_or_model_that_is_compiled_runs_as_it_is_or_is_refused() -> None:
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -306,6 +308,7 @@ def _each_rank_loads(name: str, states: list[dict[str, Any]] | None) -> Any:
     return before, after
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["optimizer", "parameters", "tensor", "pipeline"])
 def test_the_optimizers_state_of_one_rank_is_not_taken_for_anothers(name: str) -> None:
     states = run_ranks(_each_rank_loads, 2, name, None)
@@ -353,6 +356,7 @@ def _thawed_again(name: str) -> tuple[list[float], list[float]]:
     return found[0], found[1]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["data", "parameters", "tensor", "pipeline"])
 def test_what_is_trained_only_after_the_trainer_was_made_is_refused(name: str) -> None:
     for ranks in (1, 2) if name == "data" else (2,):
@@ -395,6 +399,7 @@ def _regrouped(way: str) -> dict[str, tuple[list[float], list[float]] | str]:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("way", ["moved", "taken out"])
 def test_parameters_that_change_groups_train_as_in_one_process_or_are_refused(way: str) -> None:
     for found in run_ranks(_regrouped, 2, way):

@@ -75,6 +75,7 @@ def workload() -> Workload:
     return capture(model, {"tokens": tokens}, device="meta", loss=loss, degrees=(2,))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("plan", "ranks"),
     [

@@ -52,6 +52,7 @@ def noted(found: list[str], label: str, call: Callable[..., Any]) -> Callable[..
     return calling
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shard", ["none", "optimizer", "gradients"])
 def test_gradients_are_reduced_when_all_stages_of_a_rank_are_done(shard: str) -> None:
     for found in run_ranks(events, 4, shard, timeout_s=100):

@@ -63,6 +63,7 @@ def check(found: list[Any], plans: list[Plan], *, mean: bool = False) -> None:
         close(rest, list(one_process(mean)[1:]))
 
 
+@pytest.mark.long
 def test_outputs_and_generated_tokens_are_those_of_one_process() -> None:
     unsplit = [TWO[0], TWO[-1]]
     ranks = run_ranks(prediction_programs.all_of_two, 2, TWO, unsplit, OTHERS, timeout_s=110)

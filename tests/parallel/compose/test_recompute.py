@@ -146,6 +146,7 @@ def test_gradients_of_nested_back_propagations_are_reduced_once() -> None:
             assert losses == pytest.approx(expected, rel=1e-11), plan
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.BatchNorm1d, Codebook])
 def test_a_compiled_model_computes_its_blocks_again(norm: Any) -> None:
     def trained(compiled: bool) -> tuple[list[float], dict[str, Any]]:

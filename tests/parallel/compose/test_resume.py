@@ -89,6 +89,7 @@ def joined(path: Path, stops: list[int | None], ranks: list[int], *settings: Any
     return losses, counts
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("accumulate", ["", "plain", "no_sync"])
 def test_the_losses_are_those_of_a_run_that_nothing_has_interrupted(accumulate: str, tmp_path: Path) -> None:
     expected, _ = joined(tmp_path / "other", [None], [2], accumulate, 0.25)
@@ -450,6 +451,7 @@ def _own_batches(path: str, count: str, stop_before: int | None, saves: bool = T
     return losses, [str(one.message) for one in told if "resume: extra" in str(one.message)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("count", "saves"), [("of the Trainer", True), ("made", True), ("of the loop", False)])
 def test_a_loop_over_its_own_batches_goes_on_with_the_step_before_which_it_was_told(
     tmp_path: Path, count: str, saves: bool

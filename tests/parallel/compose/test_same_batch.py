@@ -80,6 +80,7 @@ def with_one_batch_and_with_two(name: str) -> list[str]:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", PLANS)
 def test_another_batch_on_each_rank_is_refused(name: str) -> None:
     """The loss was that of a part of each, and predictions were made of two batches, or of rank 0's."""
@@ -130,6 +131,7 @@ def all_mixed() -> list[list[float]]:
     return [mixed(how, reduction, plan) for plan in plans for how, reduction in WAYS]  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_parts_and_whole_batches_are_told_apart_in_any_order() -> None:
     (alone,) = run_ranks(all_mixed, 1)
     for losses in run_ranks(all_mixed, 2):

@@ -25,6 +25,7 @@ def by_type() -> dict[torch.dtype, dict[tuple[str, str], Any]]:
     return {dtype: programs.all_cases(dtype) for dtype in TOLERANCE}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("backend", "n"), [("hocket", 1), ("hocket", 2), ("hocket", 3), ("hocket", 4), ("gloo", 2), ("gloo", 3)]
 )

@@ -50,6 +50,7 @@ def one_fails(plan: Plan) -> tuple[str, str, float]:
 STAGED = Plan(pipeline_parallel_degree=2, micro_batches=2)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("ranks", "plan"),
     [(2, Plan()), (2, Plan(shard="parameters")), (2, STAGED), pytest.param(4, STAGED, marks=pytest.mark.long)],
@@ -214,6 +215,7 @@ def whole_scripts(folder: str) -> dict[str, list[float]]:
     return found
 
 
+@pytest.mark.long
 def test_a_model_that_is_compiled_as_a_whole_trains_as_the_plain_one(tmp_path: Path) -> None:
     for found in run_ranks(functools.partial(whole_scripts, str(tmp_path)), 2, timeout_s=120):
         for name, losses in found.items():
@@ -263,6 +265,7 @@ def compiled() -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_what_is_compiled_is_not_cut_into_stages() -> None:
     for whole, in_place, block in run_ranks(compiled, 2, timeout_s=60):
         assert "the model is compiled" in in_place

@@ -51,6 +51,7 @@ def test_one_process_trains_as_a_program_without_hocket() -> None:
         assert one_process(model, optimizer, Plan())[0] == pytest.approx(losses, rel=1e-14)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n", [2, 3])
 def test_sharded_forms_lose_what_one_process_loses_with_gradients_clipped(n: int) -> None:
     wanted = cases(clip_norm=0.5)
@@ -66,6 +67,7 @@ def in_bfloat16(plans: list[Plan]) -> list[Any]:
     return [trainer_programs.train("mlp", "adam", plan, torch.float32) for plan in plans]
 
 
+@pytest.mark.long
 def test_bfloat16_loses_what_one_process_loses_in_bfloat16() -> None:
     plain, exact = (in_bfloat16([Plan(precision=p)])[0][0] for p in ("bfloat16", "float32"))  # type: ignore[arg-type]
     assert plain != exact
@@ -89,6 +91,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_remedy() -> None:
     assert hocket.Trainer(model, loss_fn, optimizer, "auto").plan == Plan(data_parallel_degree=1)
 
 
+@pytest.mark.long
 def test_a_plan_found_by_measurement_trains_as_one_process_and_says_why(tmp_path: Path) -> None:
     kept = {"XDG_CACHE_HOME": str(tmp_path), "HOCKET_CALIBRATION": "keep"}  # although the machine may be busy
     found = run_ranks(trainer_programs.train_by_measurement, 2, timeout_s=110, env=kept)
@@ -107,6 +110,7 @@ def test_a_plan_found_by_measurement_trains_as_one_process_and_says_why(tmp_path
         assert "sample: the model cannot be run on it: TypeError" in refused[2]
 
 
+@pytest.mark.long
 def test_calibration_measures_what_dividing_tensors_costs_and_leaves_a_model_that_can_be_divided() -> None:
     for found in run_ranks(trainer_programs.divide_what_was_measured, 2, timeout_s=110):
         assert found["degrees"] == (2,)

@@ -18,6 +18,7 @@ def by_plans(name: str, plans: dict[str, dict[str, Any]]) -> dict[tuple[str, str
     return equivalence.by_plans(name, plans)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CELLS)
 def test_a_workload_loses_what_one_process_loses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivalence, "STEPS", STEPS)

@@ -127,6 +127,7 @@ def everything(plans: list[Plan]) -> Any:
     return [by_trainer(18, plan) for plan in plans], by_loop(18)
 
 
+@pytest.mark.long
 def test_statistics_and_losses_are_those_of_the_whole_batch_even_if_ranks_have_unequal_parts() -> None:
     losses, buffers, metric = plain(18)
     plans = [Plan(sync_batch_norm=True, shard=s) for s in ("none", "gradients", "parameters")]

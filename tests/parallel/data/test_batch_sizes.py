@@ -85,6 +85,7 @@ def all_trained() -> dict[str, Any]:
     return {name: trained(loss_of) for name, (_, loss_of) in CASES.items()}
 
 
+@pytest.mark.long
 def test_what_a_loop_computes_from_the_size_of_a_batch_is_right_or_told() -> None:
     alone = all_trained()
     for rank, found in enumerate(run_ranks(all_trained, 2, timeout_s=90)):

@@ -23,6 +23,7 @@ TWO_HOSTS = (0, 0, 1, 1)
 WIDTH, BLOCKS = 64, 4
 
 
+@pytest.mark.long
 def test_the_losses_are_those_of_one_process() -> None:
     wanted = [
         ("mlp", "adam", Plan(**AMONG_TWO, clip_norm=0.5)),
@@ -33,6 +34,7 @@ def test_the_losses_are_those_of_one_process() -> None:
     check(host_world.run(TWO_HOSTS, trainer_programs.train_all, wanted), wanted)
 
 
+@pytest.mark.long
 def test_among_three_whose_sums_fsdp_divides_after_the_average_has_begun() -> None:
     among_three: dict[str, Any] = {"shard": "parameters", "shard_degree": 3}
     wanted = [("mlp", "sgd", Plan(**among_three)), ("words", "sgd", Plan(**among_three, accumulate=2))]
@@ -102,6 +104,7 @@ def blocks(accumulate: int) -> list[dict[str, Any]]:
     return [event for event in recorder.events() if event.get("nbytes", 0) > 1000]
 
 
+@pytest.mark.long
 def test_copies_average_each_block_once_a_step_while_others_are_computed() -> None:
     whole = 4 * (WIDTH * WIDTH + WIDTH)
     for events in host_world.run(TWO_HOSTS, blocks, 3):
@@ -129,6 +132,7 @@ def kept(folder: Path) -> list[float]:
     return found
 
 
+@pytest.mark.long
 def test_checkpoints_go_from_copies_to_other_plans_and_back(tmp_path: Path) -> None:
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 2)).double()

@@ -104,6 +104,7 @@ def in_place(kind: type[nn.Module] = Shifting) -> list[float]:
     return losses
 
 
+@pytest.mark.long
 def test_a_model_may_change_its_inputs_in_place(ranks: list[dict[str, Any]]) -> None:
     """Looks at the first batch had changed it before the loop's own pass."""
     alone = in_place()

@@ -137,6 +137,7 @@ def found() -> list[dict[tuple[str, int], list[float]]]:
     return run_ranks(all_losses, 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("accumulate", PASSES)
 def test_layers_that_are_not_called_as_modules_are_gathered_too(

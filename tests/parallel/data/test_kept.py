@@ -335,6 +335,7 @@ def ranks() -> Ranks:
     return run_ranks(everything, 2, timeout_s=60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", REFUSED)
 def test_statistics_and_samples_of_one_rank_are_refused(ranks: Ranks, kind: type[Loop]) -> None:
     """The losses of DINO's center and MoCo's queue were 3% and 19% off."""

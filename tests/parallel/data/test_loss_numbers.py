@@ -156,6 +156,7 @@ def test_numbers_of_a_ranks_own_samples_are_told() -> None:
         assert not other
 
 
+@pytest.mark.long
 def test_right_losses_are_not_warned_of() -> None:
     for said in run_ranks(silent, 2, timeout_s=100):
         assert not any(said)

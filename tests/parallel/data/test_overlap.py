@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -20,6 +21,7 @@ from ..compose.test_trainer import check
 WIDTH, BLOCKS, PAUSE_S = 64, 4, 0.05
 
 
+@pytest.mark.long
 def test_passes_add_up_to_what_one_process_has() -> None:
     wanted = [
         ("mlp", "adam", Plan(shard="parameters", clip_norm=0.5)),
@@ -82,6 +84,7 @@ def test_ranks_of_one_host_wait_for_each_block() -> None:
             assert gather["posted_s"] > end
 
 
+@pytest.mark.long
 def test_weights_are_the_same_to_the_bit_whether_anything_goes_on_meanwhile() -> None:
     here = run_ranks(steps, 2, 2)[0][2]
     apart = host_world.run(range(2), steps, 2)[0][2]

@@ -67,6 +67,7 @@ def train(batch: int, apart: bool, collate: Any) -> list[float] | str:
     return losses
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("collate", [packed, flat])
 @pytest.mark.parametrize("batch", [2, 3, 8])  # of two or three, a rank has one
 def test_samples_of_a_row_that_the_model_keeps_apart_are_trained_as_by_one_process(batch: int, collate: Any) -> None:

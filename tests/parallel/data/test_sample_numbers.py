@@ -122,6 +122,7 @@ def of_every_plan() -> list[tuple[list[float], list[float]]]:
     return [trained_by(plan) for plan in plans]
 
 
+@pytest.mark.long
 def test_groups_that_divide_the_model_draw_their_own_and_the_loop_alike() -> None:
     ranks = run_ranks(of_every_plan, 4)
     for number, group in enumerate([lambda r: r % 2, lambda r: r // 2, lambda r: r]):

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -105,6 +106,7 @@ def test_losses_of_another_way_that_count_otherwise_are_told() -> None:
         assert not other
 
 
+@pytest.mark.long
 def test_right_ones_are_not() -> None:
     for found in run_ranks(silent, 2, timeout_s=100):
         assert not any(found)

@@ -48,12 +48,14 @@ def test_a_loss_without_forward_must_be_of_the_only_batch() -> None:
         run_ranks(programs.two_batches_at_once_without_forward, 2)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("inside", ["model", "loss"])
 def test_what_a_compiled_loss_counts_must_be_told(inside: str) -> None:
     with pytest.raises(RankError, match="computed within torch.compile, so that nothing tells"):
         run_ranks(programs.compiled, 2, inside, timeout_s=100)
 
 
+@pytest.mark.long
 def test_compiled_losses_that_count_alike_or_are_told_are_those_of_one_rank() -> None:
     (alone,) = run_ranks(programs.compiled_and_right, 1, timeout_s=100)
     for rank in run_ranks(programs.compiled_and_right, 2, timeout_s=100):

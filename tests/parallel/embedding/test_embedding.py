@@ -16,6 +16,7 @@ def plain(optimizer_name: str) -> tuple[list[float], dict[str, Any]]:
     return programs.plain(optimizer_name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_losses_and_weights_are_those_of_one_process(ranks: int) -> None:
     """Batches of 8 and 2 samples: equal parts, and with 4 ranks parts of one sample and of none."""
@@ -39,6 +40,7 @@ def test_sums_and_several_passes_give_the_gradients_of_one_process() -> None:
                 np.testing.assert_allclose(gradient, theirs[name], rtol=1e-9, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_the_recommender_learns_as_on_one_process(ranks: int) -> None:
     alone = programs.recommender(None, 24)

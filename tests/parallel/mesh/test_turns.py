@@ -224,6 +224,7 @@ for one in threads:
 """
 
 
+@pytest.mark.long
 def test_of_two_threads_that_join_and_train_at_once_both_are_refused(tmp_path: Path) -> None:
     """Else each rank may go on in another one, and they would train one model by two programs."""
     program = tmp_path / "program.py"

@@ -42,6 +42,7 @@ def tensor(count: int) -> Counter[str]:
     return check(ranks[0], programs)
 
 
+@pytest.mark.long
 def test_programs_over_two_ranks_are_equal_or_refused() -> None:
     assert tensor(15)["equal"] >= 12
 

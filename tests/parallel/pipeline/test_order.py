@@ -10,6 +10,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from hocket.testing import deadline
 
 PROGRAM = """
@@ -45,6 +47,7 @@ for ORDER in (sorted, set):
 """
 
 
+@pytest.mark.long
 def test_the_order_of_a_stages_parameters_does_not_depend_on_hashes() -> None:
     """They were averaged with other parameters' where each rank is a process of its own; ranks of tests are forks."""
     said = [orders for orders, _ in of_processes()]

@@ -25,6 +25,7 @@ def facts() -> list[dict[str, Any]]:
     return run_ranks(run_programs.odds_and_ends, 2, timeout_s=100)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ["stage", "layer"])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
 @pytest.mark.parametrize("model", ["mlp", "cnn, frozen norms", "gpt", "cnn"])
@@ -121,6 +122,7 @@ def test_stages_of_another_rank_are_refused() -> None:
     assert "was given the stages [0, 1] of 2" in facts()[1]["wrong stages"]
 
 
+@pytest.mark.long
 @pytest.mark.flaky(reruns=2)  # it measures, on a machine that may be busy
 def test_idle_share_of_balanced_stages_is_the_formulas_within_five_points() -> None:
     shares = run_ranks(run_programs.idle, 3)[0]

@@ -30,6 +30,7 @@ from ..trainer_programs import part_of_a_run, parts_of_runs, scalar_there_and_ba
 SHARDS = ("none", "optimizer", "gradients", "parameters")
 
 
+@pytest.mark.long
 def test_a_run_goes_on_under_any_other_plan_and_world(tmp_path: Path) -> None:
     whole = part_of_a_run(Plan())
     paths = {shard: str(tmp_path / shard) for shard in SHARDS}

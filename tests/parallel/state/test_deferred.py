@@ -313,6 +313,7 @@ def check(ranks: list[Any], plans: list[Plan]) -> None:
                 assert random == drawn
 
 
+@pytest.mark.long
 def test_every_plan_trains_a_model_that_no_rank_has_built(tmp_path: Path) -> None:
     plans = [
         Plan(),

@@ -117,6 +117,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 PIPELINE = Plan(pipeline_parallel_degree=2, micro_batches=2)
 
 
+@pytest.mark.long
 def test_on_two_ranks(tmp_path: Path) -> None:
     cases = [("words", Plan(shard=shard)) for shard in ("none", "optimizer", "gradients", "parameters")]
     cases += [("words", Plan(tensor_parallel_degree=2)), ("words", PIPELINE), ("mlp", PIPELINE)]

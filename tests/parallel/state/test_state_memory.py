@@ -40,6 +40,7 @@ def all_states(cases: list[tuple[Plan, str]]) -> list[Any]:
     return [state(*case) for case in cases]
 
 
+@pytest.mark.long
 def test_bytes_of_state_are_those_of_the_formulas() -> None:
     size = 8 * (128 * 128 + 128)  # parameters
     wanted = {  # bytes a parameter of weights, gradients and optimizer state, on 4 ranks
@@ -82,6 +83,7 @@ def limited(plan: Plan, spare_nbytes: int) -> list[float] | str:
         return str(error)
 
 
+@pytest.mark.long
 def test_a_model_whose_state_is_beyond_the_limit_of_a_process_trains_on_four() -> None:
     # 16 bytes a parameter are 256 MiB, and Adam needs 64 MiB more for a moment.
     spare = 256 * MIB

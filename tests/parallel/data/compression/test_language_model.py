@@ -58,6 +58,7 @@ def runs(long: bool) -> dict[str, float]:
     return dict(zip(methods, first, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [pytest.param(m, marks=[pytest.mark.long] if m in LONG else []) for m in BANDS])
 def test_the_loss_stays_within_the_band(method: str) -> None:
     found = runs(method in LONG)

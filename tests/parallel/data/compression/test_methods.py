@@ -90,6 +90,7 @@ def levels(text: str, gradient: torch.Tensor) -> torch.Tensor:
     return (padded.abs().amax(1, keepdim=True) / 127).expand_as(padded).reshape(-1)[: len(gradient)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("text", UNBIASED)
 @pytest.mark.parametrize("n", [2, 3])
 def test_the_expected_average_is_the_average(text: str, n: int) -> None:

@@ -31,6 +31,7 @@ def runs(shard: str, n: int) -> list[list[dict[str, Any]]]:
     return run_ranks(programs.train_all, n, [plain, *plans(shard=shard)], timeout_s=100)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("shard", "n"), [("none", 2), pytest.param("none", 3, marks=pytest.mark.long), ("optimizer", 2), ("gradients", 3)]
 )
@@ -87,6 +88,7 @@ DTYPES = [(method, torch.float32) for method in METHODS] + [
 ]
 
 
+@pytest.mark.long
 def test_the_bytes_that_are_announced_are_those_of_the_formula_and_of_any_float_type() -> None:
     for rank in (found := run_ranks(programs.own_loops, 3, DTYPES, timeout_s=100)):
         for (method, dtype), run, first in zip(DTYPES, rank, found[0], strict=True):
@@ -107,6 +109,7 @@ def test_unused_frozen_and_empty_parameters_and_failed_passes_are_as_without_com
             assert found["gradient"].sum() > 0
 
 
+@pytest.mark.long
 def test_only_data_parallel_traffic_is_compressed_beside_a_pipeline_and_accumulation() -> None:
     cases = [
         Plan(compression="int8", pipeline_parallel_degree=2, micro_batches=2, bucket_bytes=SMALL),

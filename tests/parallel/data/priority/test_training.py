@@ -27,6 +27,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("n", "cases"),
     [(2, CASES), (3, CASES[::2]), pytest.param(3, CASES[1::2], marks=pytest.mark.long)],
@@ -75,6 +76,7 @@ def odd(plan: Plan) -> Any:
     return losses, state, steps, weights
 
 
+@pytest.mark.long
 def test_modules_wait_for_what_they_use_however_they_come_by_it() -> None:
     losses, state, steps, weights = odd(Plan())
     for n, nbytes in ((2, None), (2, 100)):

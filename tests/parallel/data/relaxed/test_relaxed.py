@@ -39,6 +39,7 @@ CASES = [
 MOST = [1, 3, 8, 2, 6]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("backend", "env"), [("hocket", {}), pytest.param("gloo", ENGINE_ONLY, marks=pytest.mark.long)]
 )
@@ -105,6 +106,7 @@ def test_a_worker_that_does_not_come_is_waited_for_until_the_deadline() -> None:
     assert "no progress of worker(s) 1" in text
 
 
+@pytest.mark.long
 def test_local_sgd_of_every_step_is_synchronous_training_and_of_more_steps_converges() -> None:
     cases = [
         {"every": 1, "steps": 40},
@@ -132,6 +134,7 @@ def test_local_sgd_of_every_step_is_synchronous_training_and_of_more_steps_conve
     assert found[0][5]["distance"] < 1e-6
 
 
+@pytest.mark.long
 def test_hogwild_converges_with_dense_and_with_sparse_gradients() -> None:
     with no_leftovers():
         found = run_ranks(programs.hogwild_cases, 3, timeout_s=60)

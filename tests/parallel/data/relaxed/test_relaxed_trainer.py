@@ -36,6 +36,7 @@ def check(case: tuple[str, str], ranks: list[Any], losses: list[float]) -> None:
         assert [worker["updates"] for worker in workers] == [len(rank[2]) for rank in ranks], name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("backend", "env"), [("hocket", {}), ("gloo", {"HOCKET_SHARED_MEMORY": "0"})])
 def test_workers_share_every_epoch_and_end_it_alike(backend: str, env: dict[str, str], tmp_path: Path) -> None:
     words = WORDS if not env else ("local:3", "stale:2", "ssp:1")
@@ -48,6 +49,7 @@ def test_workers_share_every_epoch_and_end_it_alike(backend: str, env: dict[str,
             assert slow < min(fast)  # it took fewer parts
 
 
+@pytest.mark.long
 def test_other_fields_of_a_plan_go_with_it() -> None:
     fields = {"accumulate": 2, "clip_norm": 0.5, "recompute": True}
     for rank in run_ranks(trainer_programs.with_fields, 2, fields, timeout_s=60):

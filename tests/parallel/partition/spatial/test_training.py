@@ -30,6 +30,7 @@ def runs(spatial: int) -> list[tuple[str, Plan, str]]:
     ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("ranks", "spatial"), [(2, 2), *(pytest.param(*one, marks=pytest.mark.long) for one in ((3, 3), (4, 2)))]
 )

@@ -19,6 +19,7 @@ def found(ranks: int) -> list[dict[str, dict[str, Any]]]:
     return run_ranks(programs.user_models_and_small_ones, ranks)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", WORLDS)
 def test_parameters_gradients_state_and_exchanges_are_those_of_the_divided_model(ranks: int) -> None:
     for rank in found(ranks):

@@ -20,6 +20,7 @@ def stepped(n: int) -> list[dict[str, dict[str, Any]]]:
     return run_ranks(programs.all_small_models, n, timeout_s=240)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("n", WORLDS)
 def test_outputs_and_gradients_are_those_of_the_plain_module(n: int, name: str) -> None:

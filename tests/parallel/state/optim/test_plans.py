@@ -78,6 +78,7 @@ def test_one_device_trains_as_a_program_without_hocket() -> None:
         assert min(losses) < 0.9 * losses[0]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("n", [2, 3])
 def test_sharded_forms(n: int) -> None:
     shards = ("none", "optimizer", "gradients", "parameters")
@@ -86,12 +87,14 @@ def test_sharded_forms(n: int) -> None:
     check(grid if n == 2 else grid[1::3], n)
 
 
+@pytest.mark.long
 def test_tensor_pipeline_and_embedding_parallelism_on_two_ranks() -> None:
     plans = [("mlp", Plan(**T)), ("mlp", Plan(**P)), ("words", Plan(**P)), ("words", Plan(**T))]
     plans += [("tables", Plan(embeddings=how)) for how in ("row", "table")]  # type: ignore[arg-type]
     check([(m, o, plan) for m, plan in plans for o in BOTH], 2)
 
 
+@pytest.mark.long
 def test_their_combinations_on_four_ranks() -> None:
     cases: list[Case] = [
         ("mlp", "lars", Plan(**T, shard="gradients")),
