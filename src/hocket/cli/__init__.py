@@ -4,9 +4,7 @@ A verb is a module here with a function of its name, annotated as typer wants it
 name, if it has verbs of its own. One line in `_VERBS` makes it known; it is offered as soon as its module is there.
 """
 
-import atexit
 import errno
-import gc
 import importlib
 import importlib.util
 import inspect
@@ -21,6 +19,7 @@ from typer.core import TyperGroup
 
 from hocket import __version__
 from hocket._extras import MissingExtraError
+from hocket._last_garbage import leave_out_last_collection
 
 from ._output import BAD_INPUT, bad_input
 
@@ -75,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is None:
         if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may have what its encoding has not
             sys.stdout.reconfigure(errors="replace")
-        atexit.register(gc.freeze)  # else Python looks through all modules at the end: 0.4 s where torch is loaded
+        leave_out_last_collection()
     if asked == "run":  # what follows is passed on as it is: the parser would take a "--" of the script's arguments
         words.insert(words.index(asked) + 1, "--")
     try:
