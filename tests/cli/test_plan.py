@@ -351,8 +351,8 @@ def broken():
         ),
         (("plan", "gpt-7b", "-n", "2", "--plan"), "deep.toml", b"a = " + b"[" * 100_000, "deep.toml' is not TOML: max"),
         (("cluster", "show"), "deep.toml", b"a = " + b"[" * 100_000, "deep.toml: this is no TOML: maximum recursion"),
-        (("schedule", "verify"), "deep.json", b"[" * 100_000, "deep.json: no JSON: maximum recursion"),
-        (("compare", "trace.json"), "trace.json", b"[" * 100_000, "is not JSON: maximum recursion"),
+        (("schedule", "verify"), "deep.json", b"[" * 100_000, "deep.json: no JSON: "),
+        (("compare", "trace.json"), "trace.json", b"[" * 100_000, "trace.json' is not JSON: "),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(

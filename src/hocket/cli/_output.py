@@ -58,7 +58,15 @@ def writing(verb: str, path: Path, option: str) -> Iterator[None]:
 
 def check_place(verb: str, path: Path | None, option: str = "") -> None:
     """End as `write_file` would, but before the work of minutes whose result nobody could write there."""
-    if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+    if path is None:
+        return
+    place = path
+    with writing(verb, path, option):
+        try:
+            path.stat()
+        except FileNotFoundError:
+            place = path.parent
+    if path.is_dir() or not os.access(place, os.W_OK):
         bad_input(verb, f"{option}{str(path)!r} cannot be written: give a file in a directory that is there")
 
 
