@@ -32,8 +32,10 @@ def pytest_configure(config):
     import hypothesis
     import torch
 
+    from hocket._last_garbage import leave_out_last_collection
     from hocket.testing import preload
 
+    leave_out_last_collection()  # or else Triton's, if it is there, would tell of what `gc.freeze` below has set aside
     preload("tests.preload")
     torch.set_num_threads(1)  # small tensors: several threads only wait for each other, for long where cores are busy
     hypothesis.settings.register_profile("calm", deadline=None)
