@@ -25,7 +25,7 @@ import time
 import traceback
 from functools import partial
 from multiprocessing.process import current_process
-from types import ModuleType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -131,9 +131,18 @@ def _keep_temporary(job_directory: str) -> None:
 
 
 def _tell_forked(job_directory: str) -> None:
-    """Tell the job of this process, a data loader's worker say: it may end, with its rank, before anybody sees it."""
+    """Tell the job of this process, a data loader's worker say: it may end, with its rank, before anybody sees it.
+
+    The file has the rank's number if the program itself has forked, not multiprocessing for it.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != "multiprocessing.popen_fork":
+        frame = frame.f_back
     with contextlib.suppress(OSError):
-        os.close(os.open(f"{job_directory}/forked-{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        file = os.open(f"{job_directory}/forked-{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        if frame is None:
+            os.write(file, os.environ.get("RANK", "0").encode())
+        os.close(file)
 
 
 def _tell_left(job_directory: str, trace: TracebackType | None) -> None:
