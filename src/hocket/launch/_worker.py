@@ -78,6 +78,7 @@ def main() -> None:
         raise
     except BaseException as error:
         sys.last_value = error  # as Python has it; this rank's groups look there for what to tell the others
+        _explain_debugger(error)
         if _record(error, error.__traceback__) and held == "held":
             shown.append(error)
         sys.excepthook(type(error), error, error.__traceback__)
@@ -85,6 +86,16 @@ def main() -> None:
         _tell_left(job_directory, None)
         return
     raise SystemExit(1)
+
+
+def _explain_debugger(error: BaseException) -> None:
+    """Say why pdb has ended where nobody has typed that it should: it found no input (`main`)."""
+    rank = os.environ.get("RANK", "0")
+    if rank != "0" and type(error).__qualname__ == "BdbQuit":
+        error.add_note(
+            f"rank {rank} reads no input, so that the debugger ends here: rank 0 alone reads what is typed; write "
+            'if os.environ["RANK"] == "0": breakpoint()'
+        )
 
 
 def _hook(
