@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -156,6 +158,49 @@ except OSError as error:
     assert output(fabric, "host0", try_it, fabric.address("host1")) == "ConnectionRefusedError\n"
     with pytest.raises(FabricError, match="no link 'host0->host1'"):
         fabric.cut("host0->host1")
+
+
+ECHO = """
+import socket, sys
+server = socket.create_server(("", 7)); print("ready", flush=True)
+found, _ = server.accept()
+while data := found.recv(9):
+    found.sendall(data)
+"""
+TALK = """
+import socket, sys
+found = socket.create_connection((sys.argv[1], 7))
+for line in sys.stdin:
+    found.sendall(b"x"); print(found.recv(1), flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cut", [["host1->switch0"], ["host1->switch0", "switch0->host1"]])
+def test_a_connection_outlives_a_link_that_is_cut_for_some_seconds_as_where_a_cable_is_pulled(
+    up: Up, cut: list[str]
+) -> None:
+    """Where the kernel says that it drops what a host sends, TCP ends the connection after seven seconds."""
+    fabric = up("star:hosts=2,bandwidth=80Mbit/s")
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    echo = fabric.run_in_host("host0", [sys.executable, "-c", ECHO], **pipes)
+    assert echo.stdout is not None
+    assert echo.stdout.readline() == "ready\n"
+    with echo, fabric.run_in_host("host1", [sys.executable, "-c", TALK, fabric.address("host0")], **pipes) as talk:
+        try:
+            print(file=talk.stdin)
+            assert talk.stdout is not None
+            assert talk.stdout.readline() == "b'x'\n"
+            for link in cut * 2:  # cut twice is cut
+                fabric.cut(link)
+            print(file=talk.stdin)
+            time.sleep(10.0)
+            for link in cut:
+                fabric.mend(link)
+            assert talk.communicate(timeout=deadline(30))[0] == "b'x'\n"
+        finally:
+            echo.kill()
+            talk.kill()
 
 
 def test_programs_run_beside_switches_too_and_know_where_they_are(up: Up) -> None:

@@ -618,3 +618,11 @@ def test_a_limit_of_processes_is_named() -> None:
     assert said is not None
     assert "ulimit -u" in said
     assert of_processes(PermissionError(errno.EACCES, "Permission denied")) is None
+
+
+def test_a_breakpoint_of_a_rank_that_reads_no_input_is_explained(launched: Any, script: Any) -> None:
+    program = 'import os\nif os.environ["RANK"] == "1": breakpoint()\nprint("on")\n'
+    ran = launched(script(program))
+    assert "rank 1 reads no input, so that the debugger ends here: rank 0 alone reads what is typed" in ran.err
+    own = 'import bdb, os\nif os.environ["RANK"] == "0": raise bdb.BdbQuit\n'
+    assert "reads no input" not in launched(script(own)).err

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shlex
 import shutil
@@ -397,3 +398,25 @@ def test_the_switches_of_the_launcher_s_python_are_the_ranks(script: Any, tmp_pa
     print(ran.stderr)
     assert ran.stdout.startswith("1 True ")
     assert "error::ResourceWarning" in ran.stdout
+
+
+def test_a_process_that_goes_on_where_its_rank_has_ended_well_is_named_and_ended(launched: Any, script: Any) -> None:
+    program = """
+        import multiprocessing, os, subprocess, time
+        def sleep(): time.sleep(300)
+        if os.environ["RANK"] == "0":
+            if os.fork():
+                os._exit(0)
+            os.setsid()
+            sleep()
+        else:  # none of these is the program's training
+            multiprocessing.get_context("fork").Process(target=sleep).start()
+            subprocess.Popen(["sleep", "300"], preexec_fn=os.setsid)
+            if os.fork() == 0:
+                os._exit(0)
+            os._exit(0)
+    """
+    ran = launched(script(textwrap.dedent(program)))
+    assert ran.result.exit_code == 0
+    assert re.search(r"hocket: rank 0 ended, exit status 0, and process \d+, which it had forked, still ran", ran.err)
+    assert ran.err.count("still ran") == 1

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hocket.cli import main
-from hocket.launch import ArgumentError, batch_script, parse_arguments, step_command
+from hocket.launch import ArgumentError, LaunchError, batch_script, parse_arguments, run_step, step_command
 from hocket.testing import deadline
 
 from ..processes import until
@@ -233,6 +233,50 @@ def test_a_job_of_two_nodes_that_has_saved_ends_by_its_status(script: Any, tmp_p
     finally:
         subprocess.run(["scancel", job], timeout=deadline(30), check=False)
     assert "\nstatus 75\n" in out.read_text(), out.read_text()
+
+
+SIGNALLED = """
+import os, pathlib, signal, sys, threading, time
+from hocket.launch import run_step
+os.setpgid(0, 0)
+def end():
+    while len(list(pathlib.Path(sys.argv[1]).glob("began-*"))) < 2: time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGTERM)  # as timeout(1) does: this process, then its group
+    os.killpg(0, signal.SIGTERM)
+threading.Thread(target=end, daemon=True).start()
+sys.exit(run_step(sys.argv[2:]))
+"""
+
+
+def test_an_allocation_without_srun_is_told() -> None:
+    with pytest.raises(LaunchError, match="none-such, which starts on all, cannot be run here: No such file"):
+        run_step(["none-such"])
+
+
+@pytest.mark.usefixtures("slurm")
+@pytest.mark.parametrize("missing", [False, True])
+def test_the_tasks_of_a_step_may_save_when_who_started_it_is_told_to_end(
+    missing: bool, script: Any, tmp_path: Path
+) -> None:
+    """Where srun itself gets SIGTERM it kills all of them at once; it still does where Slurm does not answer."""
+    task = tmp_path / "task.sh"
+    trap = "trap 'sleep 1; echo saved; exit 75' TERM"
+    loop = "for i in $(seq 600); do sleep 0.1; done"
+    task.write_text(f"{trap}\n: > {tmp_path}/began-$SLURM_PROCID\n{loop}\n")
+    batch, path = tmp_path / "job.sh", os.environ["PATH"]
+    if missing:
+        (tmp_path / "scontrol").write_text("#!/bin/sh\necho it does not answer >&2\nexit 1\n")
+        (tmp_path / "scontrol").chmod(0o755)
+        path = f"{tmp_path}:{path}"
+    start = f"{sys.executable} {script(SIGNALLED)} {tmp_path} srun --kill-on-bad-exit=1 -N2 -n2 bash {task}"
+    batch.write_text(f"#!/bin/sh\nexport PATH={path}\n{start}\necho status $?\n")
+    asked = ["sbatch", "--wait", "--nodes=2", "--ntasks-per-node=1", f"--output={tmp_path}/out", str(batch)]
+    subprocess.run(asked, capture_output=True, timeout=deadline(120), cwd=tmp_path, check=True)
+    out = (tmp_path / "out").read_text()
+    print(out)
+    assert out.count("saved") == (0 if missing else 2)
+    assert ("hocket: srun is to end the step at once: scontrol: it does not answer" in out) == missing
+    assert ("status 75" in out) != missing
 
 
 @pytest.mark.usefixtures("slurm")

@@ -48,8 +48,8 @@ def run(context: typer.Context) -> None:
         if step is not None:
             if not {"HOCKET_SECRET", "HOCKET_SECRET_FILE"} & os.environ.keys():
                 os.environ["HOCKET_SECRET"] = secrets.token_hex(32)  # srun hands it to the launchers of all nodes
-            _early.leave()  # what is ignored stays so in srun, until it listens
-            os.execvp(step[0], step)
+            _early.leave()
+            raise typer.Exit(launch.run_step(step))
         if arguments.dry_run:
             _show(arguments)
             return

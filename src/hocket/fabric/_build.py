@@ -19,7 +19,6 @@ MTU = 9000
 _FRAME = MTU + 14  # Ethernet's header; preamble and gap are not counted
 _LATE_S = 200e-6  # how late the kernel's timer may wake a link without its rate suffering
 _QUEUE_NBYTES = 256 << 20  # as much as senders may have on the way: nothing is dropped, as with flow control
-_CUT_NBYTES = 1
 _MOST_BPS = (1 << 32) - 1  # of TBF's 32-bit rate; nothing that one machine emulates comes near
 _ON_LINK = 4  # RTNH_F_ONLINK: the gateway is at the other end, whatever its address
 _NEEDED: dict[str, int] = {
@@ -96,7 +95,7 @@ class Networks:
         for number, port in zip(numbers, node.ports, strict=True):
             # One segment a packet, or 64 KiB would pass at once whatever the rate.
             ip.link("set", index=number, state="up", gso_max_segs=1)
-            _shape(ip, "add", number, port, _QUEUE_NBYTES)
+            _shape(ip, "add", number, port)
             far = self._wiring.nodes[port.peer]
             mac = far.ports[port.peer_port].mac
             ip.neigh("add", dst=far.address, lladdr=mac, ifindex=number, state="permanent")
@@ -149,7 +148,10 @@ class Networks:
                     try:
                         with self._inside(index) as ip:
                             number = ip.link_lookup(ifname=port.interface)[0]
-                            _shape(ip, "replace", number, port, _CUT_NBYTES if broken else _QUEUE_NBYTES)
+                            if broken:  # says that it has sent: TCP ends a connection soon whose host cannot send
+                                ip.tc("replace", "blackhole", number, 0)
+                            else:
+                                _shape(ip, "replace", number, port)
                     except NetlinkError as error:
                         raise FabricError(f"the kernel does not change link {link}: {error}") from error
                     return
@@ -172,10 +174,10 @@ def _write(name: str, value: int | str) -> None:
         file.write(str(value))
 
 
-def _shape(ip: Any, action: str, number: int, port: Port, limit_nbytes: int) -> None:
+def _shape(ip: Any, action: str, number: int, port: Port) -> None:
     """Add a token bucket that holds one frame and what the timer may be late."""
     rate_Bps = max(1, min(round(port.rate_Bps), _MOST_BPS))
-    ip.tc(action, "tbf", number, 0, rate=rate_Bps, burst=_FRAME + round(rate_Bps * _LATE_S), limit=limit_nbytes)
+    ip.tc(action, "tbf", number, 0, rate=rate_Bps, burst=_FRAME + round(rate_Bps * _LATE_S), limit=_QUEUE_NBYTES)
 
 
 def _table(port: int) -> int:

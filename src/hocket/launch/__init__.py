@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from ._hosts import read_hosts
     from ._kubernetes import write_manifests
     from ._launch import LaunchResult, dry_run, launch, run, threads_of_rank
-    from ._slurm import batch_script, step_command
+    from ._slurm import batch_script, run_step, step_command
     from ._ssh import examine_hosts
 
 __all__ = [
     "ArgumentError", "Diagnosis", "LaunchArguments", "LaunchError", "LaunchResult", "Leftover", "PlacementError",
     "RankFailure", "argument_parser", "batch_script", "dry_run", "enter_fabric", "examine", "examine_hosts", "launch",
-    "leftovers", "parse_arguments", "read_hosts", "remove_leftover", "run", "step_command", "threads_of_rank",
-    "write_manifests",
+    "leftovers", "parse_arguments", "read_hosts", "remove_leftover", "run", "run_step", "step_command",
+    "threads_of_rank", "write_manifests",
 ]  # fmt: skip
 
 __getattr__ = lazy(  # launching several hosts imports torch; `hocket clean` and ranks of this host need not
@@ -32,7 +32,7 @@ __getattr__ = lazy(  # launching several hosts imports torch; `hocket clean` and
         "_clean": "Leftover leftovers remove_leftover",
         "_fabric": "PlacementError enter_fabric",
         "_failure": "ArgumentError LaunchError RankFailure",
-        "_slurm": "batch_script step_command",
+        "_slurm": "batch_script run_step step_command",
         "_ssh": "examine_hosts",
         "_hosts": "read_hosts",
         "_kubernetes": "write_manifests",

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Self
 
 from hocket import _sweep
@@ -120,6 +121,21 @@ class Job:
         """Say that a rank runs as this process."""
         self._ranks.add(pid)
         self._tell(f"rank {pid}")
+
+    def forked(self) -> dict[int, int]:
+        """Return the live processes that the ranks' programs have forked and that run no other program, with the rank.
+
+        Those of multiprocessing, data loaders' workers say, are not among them.
+        """
+        found = {}
+        for path in Path(self.directory).glob("forked-*"):
+            pid = int(path.name.removeprefix("forked-"))
+            with contextlib.suppress(OSError, ValueError):  # an empty file is one of multiprocessing's
+                rank, command = int(path.read_text()), Path(f"/proc/{pid}/cmdline").read_bytes()
+                same = os.fsencode(self.directory) in command.split(b"\0")  # else it is another program by now
+                if same and _sweep.start_ticks(pid) is not None:
+                    found[pid] = rank
+        return found
 
     def __exit__(self, *_: object) -> None:
         self.end()

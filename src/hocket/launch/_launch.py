@@ -168,6 +168,8 @@ def run(arguments: LaunchArguments, stdout: BinaryIO | None = None, stderr: Bina
                     open(os.environ[SAVED_MARK], "w").close()
                     code = 0
             ours.explain()
+            if outcome == "finished" and not ours.failures:
+                ours.say_forked()
             job.end()
     if outcome == "finished" and ours.failures:
         outcome, code = "failed", ours.failures[0].exit_code
@@ -357,6 +359,15 @@ class _RunningJob(JobListener):
         if self.record is not None and self._number == 0 and not (self._directory and self._arguments.label):
             for sentence in worth_saying(self.record):
                 self.say(sentence)
+
+    def say_forked(self) -> None:
+        """Say which processes of the ranks end with them, and would have gone on: a training that is a daemon, say."""
+        for pid, rank in sorted(self._job.forked().items()):
+            self.say(
+                f"rank {rank} ended, exit status 0, and process {pid}, which it had forked, still ran: it is ended, "
+                "for a job is over when its ranks are; let the rank itself train, not a process that it leaves behind",
+                style="bold red",
+            )
 
     @property
     def _first(self) -> bool:

@@ -1,16 +1,26 @@
 """`hocket run` inside jobs that other launchers have made: one start on every node of a Slurm allocation."""
 
+import ctypes
 import os
 import shlex
+import signal
+import socket
+import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from types import FrameType
 
 from hocket._sweep import JOB_VARIABLE
 from hocket._tasks import described, meeting_place, tasks_per_node
 
-from ._job import SAVED_MARK
+from ._failure import LaunchError
+from ._job import SAVED_MARK, blocked
+from ._listener import Notices
 
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_ASK_S = 20.0  # for Slurm's controller to answer
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 _UNDER_LAUNCHER = {JOB_VARIABLE, "TORCHELASTIC_RUN_ID"}  # in a rank of hocket run, of torchrun
 
 
@@ -75,6 +85,88 @@ def step_command(words: Sequence[str], nproc: int, environment: Mapping[str, str
         "--kill-on-bad-exit=1",
     ]  # fmt: skip
     return [*srun, sys.executable, "-m", "hocket", "run", f"-n={nproc}", *words]
+
+
+def run_step(command: Sequence[str]) -> int:
+    """Run the srun of a `step_command` to its end; return its exit status, as a shell gives it.
+
+    Where srun itself gets SIGTERM or SIGHUP (from timeout(1), a script's trap, a terminal that closes) it has all tasks
+    killed at once. So these go to the launchers on the nodes, as they come where the job is cancelled: the ranks may
+    save. Others it passes on by itself.
+
+    Raises:
+        LaunchError: srun cannot be started.
+    """
+    own_group = not _in_foreground()  # else the terminal's keys are for srun, too, and it may read what is typed
+    before = {number: signal.getsignal(number) for number in (*_ENDING, signal.SIGINT, signal.SIGUSR1)}
+    heard = [number for number, handler in before.items() if number == signal.SIGUSR1 or handler != signal.SIG_IGN]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
+    notices = Notices()
+
+    def begin() -> None:
+        if own_group:  # timeout(1) signals all of its group
+            os.setpgid(0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        del frame
+        if number in _ENDING:
+            if not notices.are_new(number):
+                return
+            if (trouble := _signal_step(srun.pid, number)) is None:
+                return
+            print(f"hocket: srun is to end the step at once: {trouble}", file=sys.stderr, flush=True)
+        if own_group or number != signal.SIGINT:
+            srun.send_signal(number)
+
+    try:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # and so it stays in srun, until that listens
+        try:
+            srun = subprocess.Popen(command, preexec_fn=begin)
+        except OSError as error:
+            raise LaunchError(
+                f"this Slurm job has several nodes, and {command[0]}, which starts on all, cannot be run here: "
+                f"{error.strerror}; add it to PATH"
+            ) from None
+        for number in heard:
+            signal.signal(number, hear)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        status = srun.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if number == signal.SIGUSR1 else handler)  # which may still come
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return 128 - status if status < 0 else status
+
+
+def _in_foreground() -> bool:
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def _signal_step(pid: int, number: int) -> str | None:
+    """Have Slurm signal the tasks of the step whose srun this process is; return what prevents that, if it does."""
+
+    def ask(*words: str) -> str:
+        with blocked(_ENDING):  # who signals all of our group must not end it
+            return subprocess.run(words, capture_output=True, text=True, check=True, timeout=_ASK_S).stdout
+
+    owner = f"SrunHost:Pid={socket.gethostname().partition('.')[0]}:{pid}"
+    try:
+        steps = ask("scontrol", "--oneliner", "show", "step", os.environ["SLURM_JOB_ID"])
+        for words in map(str.split, steps.splitlines()):
+            if owner in words:
+                name = signal.Signals(number).name.removeprefix("SIG")
+                ask("scancel", f"--signal={name}", words[0].removeprefix("StepId="))
+                return None
+    except subprocess.CalledProcessError as error:
+        return f"{error.cmd[0]}: {error.stderr.strip() or error.returncode}"
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return "no such step has begun"
 
 
 def batch_script(command: Sequence[str], environment: Mapping[str, str]) -> str:

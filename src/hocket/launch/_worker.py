@@ -25,7 +25,7 @@ import time
 import traceback
 from functools import partial
 from multiprocessing.process import current_process
-from types import ModuleType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -78,6 +78,7 @@ def main() -> None:
         raise
     except BaseException as error:
         sys.last_value = error  # as Python has it; this rank's groups look there for what to tell the others
+        _explain_debugger(error)
         if _record(error, error.__traceback__) and held == "held":
             shown.append(error)
         sys.excepthook(type(error), error, error.__traceback__)
@@ -85,6 +86,16 @@ def main() -> None:
         _tell_left(job_directory, None)
         return
     raise SystemExit(1)
+
+
+def _explain_debugger(error: BaseException) -> None:
+    """Say why pdb has ended where nobody has typed that it should: it found no input (`main`)."""
+    rank = os.environ.get("RANK", "0")
+    if rank != "0" and type(error).__qualname__ == "BdbQuit":
+        error.add_note(
+            f"rank {rank} reads no input, so that the debugger ends here: rank 0 alone reads what is typed; write "
+            'if os.environ["RANK"] == "0": breakpoint()'
+        )
 
 
 def _hook(
@@ -131,9 +142,18 @@ def _keep_temporary(job_directory: str) -> None:
 
 
 def _tell_forked(job_directory: str) -> None:
-    """Tell the job of this process, a data loader's worker say: it may end, with its rank, before anybody sees it."""
+    """Tell the job of this process, a data loader's worker say: it may end, with its rank, before anybody sees it.
+
+    The file has the rank's number if the program itself has forked, not multiprocessing for it.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != "multiprocessing.popen_fork":
+        frame = frame.f_back
     with contextlib.suppress(OSError):
-        os.close(os.open(f"{job_directory}/forked-{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        file = os.open(f"{job_directory}/forked-{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        if frame is None:
+            os.write(file, os.environ.get("RANK", "0").encode())
+        os.close(file)
 
 
 def _tell_left(job_directory: str, trace: TracebackType | None) -> None:

@@ -3,10 +3,16 @@
 import os
 import select
 import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 
-from hocket.comm.engines._gloo import _own_address, _Socket, _take_no_more
+from hocket.comm.engines._gloo import Gloo, _own_address, _Socket, _take_no_more
+from hocket.testing import deadline
 
 
 def test_a_listening_socket_is_closed_its_connections_go_on_and_its_number_stays_in_use() -> None:
@@ -70,3 +76,48 @@ def test_a_host_whose_name_is_of_loopback_is_reached_at_an_address_that_others_h
     monkeypatch.setattr(socket, "socket", _Routed)
     monkeypatch.setenv("MASTER_ADDR", master)
     assert _own_address() == own
+
+
+def _until(true: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + deadline(10)
+    while not true():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def _alone(gloo: Gloo, errors: list[Exception]) -> threading.Thread:
+    def connect() -> None:
+        try:
+            gloo.connect()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    return thread
+
+
+def test_a_group_that_connects_closes_no_socket_of_another_that_waits_for_its_ranks_nor_of_the_program() -> None:
+    groups = [[Gloo(store, rank, 2, timedelta(seconds=deadline(20))) for rank in range(2)]
+              for store in (dist.HashStore(), dist.HashStore())]  # fmt: skip
+    for gloo in (*groups[0], *groups[1]):
+        gloo.loopback = True
+    errors: list[Exception] = []
+    first, other = groups
+    threads = [_alone(first[0], errors)]
+    _until(lambda: first[0]._store.check(["0/0"]))  # it listens
+    with socket.create_server(("127.0.0.1", 0)) as server, select.epoll() as waiting:  # a thread's of the program
+        waiting.register(server.fileno(), select.EPOLLIN)
+        threads.append(_alone(other[0], errors))
+        _until(lambda: other[0]._store.check(["0/0"]))
+        threads.append(_alone(first[1], errors))  # comes first; that of `other` is still to come
+        for thread in (threads[0], threads[2]):
+            thread.join()
+        threads.append(_alone(other[1], errors))
+        for thread in threads:
+            thread.join()
+        assert server.getsockname()  # still open: Gloo puts another socket in the place of one that it closes
+        socket.create_connection(server.getsockname()).close()
+    assert not errors
+    for gloo in (*first, *other):
+        gloo.end()

@@ -28,6 +28,7 @@ from ._direct import DirectPoints, keep_alive
 
 _PROOF_TAG: Final = 0x686F636B  # the first messages on each connection; nothing else is under way yet
 _PROOF_NBYTES: Final = 32
+_DEVICE: Final = "0"  # of the first of Gloo's devices, the only one: what it keeps in the store has that before it
 _LARGE_NBYTES: Final = 2**20  # beside whose time a thread's start, some 75 us, is little; less is seldom cut in two
 _LOOK_S: Final = 0.3
 _GRACE_S: Final = 2.0  # for the thread that waits to tell that a message was whole when its connection ended
@@ -182,7 +183,8 @@ class Gloo:
                         f"{error}. Hosts connect by the address of their names, or of the interface that "
                         "GLOO_SOCKET_IFNAME names: set it on each to one that leads to the others"
                     ) from error
-                listening, connected = (now - then for now, then in zip(_sockets(), before, strict=True))
+                new = (now - then for now, then in zip(_sockets(), before, strict=True))
+                listening, connected = self._own(*new)
                 for one in connected:
                     with contextlib.suppress(OSError), one.borrowed() as connection:  # another thread's, and closed
                         keep_alive(connection)
@@ -252,6 +254,20 @@ class Gloo:
         self._found.append(name)
         setattr(self, name, value)  # the next time it is found at once
         return value
+
+    def _own(self, listening: set[_Socket], connected: set[_Socket]) -> tuple[set[_Socket], set[_Socket]]:
+        """Return those of new sockets that are this group's: of another, or the program's, a thread may have made some.
+
+        Gloo writes to the store where each rank listens. Where it does not (another version of torch), all are.
+        """
+        keys = [f"{_DEVICE}/{rank}" for rank in range(self._size)]
+        if not self._store.check(keys):
+            return listening, connected
+        places = [self._store.get(key) for key in keys]
+        mine = {one for one in listening if _is_at(places[self._rank], one)}
+        accepted = {one for one in connected if _is_at(places[self._rank], one)}
+        made = {one for one in connected if any(_is_at(place, one, there=True) for place in places)}
+        return mine, accepted | made
 
     def _prove(self, engine: Any, connected: Iterable[_Socket]) -> None:
         before = {one: _received_nbytes(one) for one in connected}
@@ -325,6 +341,17 @@ def _received_nbytes(one: _Socket) -> int:
         info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)  # struct tcp_info: tcpi_bytes_received
         return int.from_bytes(info[128:136], sys.byteorder)
     return 0
+
+
+def _is_at(place: bytes, one: _Socket, *, there: bool = False) -> bool:
+    """Return whether a socket's address, or that of its other end, is in what Gloo has written: a `sockaddr` of C's."""
+    with contextlib.suppress(OSError), one.borrowed() as found:
+        address, port, *_ = found.getpeername() if there else found.getsockname()
+        packed = socket.inet_pton(found.family, str(address).partition("%")[0])
+        head = int(found.family).to_bytes(2, sys.byteorder) + int(port).to_bytes(2, "big")
+        begin = place.find(head)
+        return begin >= 0 and packed in place[begin + len(head) :]
+    return False
 
 
 def _address(one: _Socket) -> str | None:
