@@ -457,7 +457,7 @@ def outside_compiler(function: _F) -> _F:
     call._torchdynamo_disable = True  # type: ignore[attr-defined]  # where it would be inlined
     frames = _torch_c._dynamo.eval_frame  # and where it is called past a break of the graph
     skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
-    frames.set_code_exec_strategy(call.__code__, skip)
+    frames.set_code_exec_strategy(getattr(call, "__code__"), skip)  # noqa: B009
     return cast(_F, call)
 
 
