@@ -7,6 +7,7 @@ import _thread
 import contextlib
 import functools
 import importlib
+import inspect
 import itertools
 import sys
 import time
@@ -190,6 +191,8 @@ def before_backward(listener: Any) -> None:
         _wrapped.append(plain := torch.autograd.backward)
         plain_grad = torch.autograd.grad
 
+        # torch.compile would follow listeners and hooks of gradients, in a step that is compiled as a whole.
+        @outside_compiler
         @functools.wraps(plain_grad)
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if _before_backward and not in_backward():
@@ -199,6 +202,7 @@ def before_backward(listener: Any) -> None:
                     one.gradients_of(roots, wanted)
             return plain_grad(outputs, inputs, *args, **kwargs)
 
+        @outside_compiler
         @functools.wraps(plain)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             if _before_backward and not in_backward():
@@ -365,6 +369,20 @@ def uncompiled() -> contextlib.AbstractContextManager[Any]:
     return stance  # type: ignore[no-any-return]
 
 
+def compiled_calls() -> int:
+    """Return in how many calls of what torch.compile has wrapped this thread is.
+
+    When such a call ends, torch has dispatch modes on or off as they were when it began, whatever was begun in it.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return 0
+    frame, found = inspect.currentframe(), 0
+    while frame is not None:
+        found += frame.f_code.co_name == "compile_wrapper" and "_dynamo" in frame.f_code.co_filename
+        frame = frame.f_back
+    return found
+
+
 def unsaved() -> contextlib.AbstractContextManager[Any]:
     """Open a block whose operators a program's hooks on saved tensors do not see, as those of torch's checkpoint."""
     if _torch_c._autograd._top_saved_tensors_default_hooks(False) is None:
@@ -436,7 +454,10 @@ def outside_compiler(function: _F) -> _F:
             disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
         return disabled(*args, **kwargs)
 
-    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # where it would be inlined
+    frames = _torch_c._dynamo.eval_frame  # and where it is called past a break of the graph
+    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+    frames.set_code_exec_strategy(getattr(call, "__code__"), skip)  # noqa: B009
     return cast(_F, call)
 
 

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
+from hocket.comm.torch_adapter import outside_compiler
+
 
 def rank_and_world() -> tuple[int, int]:
     """Return this rank's number and how many there are."""
@@ -22,8 +24,8 @@ def rank_and_world() -> tuple[int, int]:
 def follow_updates(before: Callable[[], None], after: Callable[[], None]) -> list[Callable[[], object]]:
     """Call these around every `step` of every optimizer of the process; return what ends that."""
     hooks = [
-        register_optimizer_step_pre_hook(lambda *_: before()),
-        register_optimizer_step_post_hook(lambda *_: after()),
+        register_optimizer_step_pre_hook(outside_compiler(lambda *_: before())),
+        register_optimizer_step_post_hook(outside_compiler(lambda *_: after())),
     ]
     return [hook.remove for hook in hooks]
 

@@ -120,6 +120,43 @@ def test_a_number_that_another_rank_s_layer_has_kept_is_no_part_of_a_loss_or_met
         assert f"a number ({name}) that the model's code kept when the model was cut into stages" in said
 
 
+class Auxiliary(nn.Module):
+    aux: torch.Tensor | float = 0.0  # there before the first forward
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer, self.shift = nn.Linear(6, 6), nn.Linear(6, 6), torch.tensor(0.25)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.inner(x))
+        self.aux = y.square().mean()
+        return self.outer(y)
+
+
+def with_attributes(plan: Plan, name: str) -> list[float] | str:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Auxiliary() for _ in range(4))).double()
+    x, y = torch.randn(4, 6).double(), torch.randn(4, 6).double()
+
+    def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(output, target) + 0.1 * getattr(model[0], name)
+
+    trainer = hocket.Trainer(model, loss_fn, torch.optim.SGD(model.parameters(), 0.1), plan, sample=x[:2])
+    try:
+        return [float(trainer.step((x, y))) for _ in range(2)]
+    except StageError as error:
+        return str(error)
+
+
+def test_a_tensor_that_a_forward_keeps_in_an_attribute_is_no_part_of_a_loss_in_a_pipeline() -> None:
+    """The loss was computed with what the attribute had before the first forward, in silence."""
+    plan = Plan(pipeline_parallel_degree=2, micro_batches=1)
+    for found in run_ranks(with_attributes, 2, plan, "shift", timeout_s=110):
+        assert found == pytest.approx(with_attributes(Plan(), "shift"), rel=1e-11)
+    for said in run_ranks(with_attributes, 2, plan, "aux", timeout_s=110):
+        assert "a tensor (attribute 'aux' of Auxiliary) that the model's code kept" in said
+
+
 def judged(plan: Plan) -> str | list[float]:
     """Return the error of a step whose loss calls a model that another Trainer trains, or losses where it is frozen."""
     torch.manual_seed(0)

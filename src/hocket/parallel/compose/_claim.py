@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from hocket.comm.torch_adapter import outside_compiler
 from hocket.planner import AXES, Plan
 
 from ..state import check_elementwise
@@ -122,6 +123,7 @@ def _watch_optimizers() -> None:
     register_optimizer_step_pre_hook(_before_step)
 
 
+@outside_compiler
 def _before_step(optimizer: Any, *_: Any) -> None:
     for claim in _claims:
         claim.refuse(optimizer, sys._getframe(1))

@@ -155,6 +155,7 @@ def _average_closures(optimizer: Any, world: World, loss_reduction: str) -> None
     _closures.add(optimizer)
     joined = average if loss_reduction == "mean" else total
 
+    @torch_adapter.outside_compiler
     def of_all(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
 

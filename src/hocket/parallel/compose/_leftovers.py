@@ -57,13 +57,18 @@ class _ValuePlace(NamedTuple):
 
 
 class _NumberElsewhere:
-    """Stands for a number that another rank has: what is computed with it is refused."""
+    """Stands for a number or a tensor that another rank has: what is computed with it is refused."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise RuntimeError(of_another_rank(f"a number ({self._name})"))
+        raise RuntimeError(of_another_rank(self._name))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.refuse
 
     def __torch_function__(self, *_: Any) -> NoReturn:
         self.refuse()
@@ -79,16 +84,17 @@ def of_another_rank(what: str) -> str:
     """Return the error of a loss or metric that computes with what another rank's layers keep."""
     return (
         f"the loss function, or a metric, computes with {what} that the model's code kept when the model was cut into "
-        "stages, by a hook say, and the rank that computes the loss has no layer that would keep one again: have the "
-        "model's forward return what the loss needs, or take a plan without a pipeline"
+        "stages, in an attribute or by a hook say, and the stages of the rank that computes the loss keep none again: "
+        "have the model's forward return what the loss needs, or take a plan without a pipeline"
     )
 
 
 class Leftovers(TorchFunctionMode):
     """Notes what functions make while it is on; what is there long after is kept by the program.
 
-    Those are tensors, and numbers in the attributes of modules, and in what hooks, forwards and the loss function can
-    be seen to use: their closures, global names, and the lists, dicts and objects that these hold.
+    Those are tensors, and numbers and tensors in the attributes of modules, also where the attribute has again what it
+    had before (stages call no code of the model's that would set it), and numbers in what hooks, forwards and the loss
+    function can be seen to use: their closures, global names, and the lists, dicts and objects that these hold.
 
     Args:
         model: what runs meanwhile.
@@ -117,7 +123,7 @@ class Leftovers(TorchFunctionMode):
         for name, place in self._used():
             key = id(place.holder), place.key
             if self._before.get(key) is not place.read():
-                self._written[key] = name, place
+                self._written[key] = f"a number ({name})", place
         self._before = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -143,6 +149,7 @@ class Leftovers(TorchFunctionMode):
     def numbers_apart(self) -> Iterator[None]:
         """Open a block in which what computes with such a number is refused, if no stage of this rank has kept one."""
         put = [(place, left, _NumberElsewhere(name)) for name, place, left in self._left or () if place.read() is left]
+        class_has = [place for place, _, _ in put if isinstance(place.holder, dict) and place.key not in place.holder]
         for place, _, stand_in in put:
             place.write(stand_in)
         try:
@@ -151,11 +158,14 @@ class Leftovers(TorchFunctionMode):
             for place, left, stand_in in put:
                 if place.read() is stand_in:
                     place.write(left)
+            for place in class_has:
+                if place.read() is None:
+                    del place.holder[place.key]
 
     def _begin(self, module: torch.nn.Module, _: Any) -> None:
         if _is_of_torch(module):  # which keeps no numbers of what it is given
             return
-        self._within.append((module, {key: value for key, value in vars(module).items() if _is_number(value)}))
+        self._within.append((module, {key: value for key, value in vars(module).items() if _may_be_of_samples(value)}))
 
     def _end(self, module: torch.nn.Module, *_: Any) -> None:
         if _is_of_torch(module):
@@ -164,9 +174,10 @@ class Leftovers(TorchFunctionMode):
         while other is not module:  # which has failed
             other, before = self._within.pop()
         for key, value in vars(module).items():
-            if _is_number(value) and before.get(key) is not value:
+            if _may_be_of_samples(value) and before.get(key) is not value:
                 place = _ValuePlace(vars(module), key)
-                self._written[id(place.holder), key] = f"attribute {key!r} of {type(module).__name__}", place
+                what = f"a {'number' if _is_number(value) else 'tensor'} (attribute {key!r} of {type(module).__name__})"
+                self._written[id(place.holder), key] = what, place
 
     def _used(self) -> Iterator[tuple[str, _ValuePlace]]:
         """Return the places of numbers that the program's functions can be seen to use."""
@@ -230,6 +241,13 @@ def _held(value: Any) -> Iterator[tuple[str, _ValuePlace]]:
 
 def _is_of_torch(module: torch.nn.Module) -> bool:
     return type(module).__module__.startswith("torch.")
+
+
+def _may_be_of_samples(value: Any) -> bool:
+    """Return whether a module's attribute is a number or a tensor, or some tensors, that a forward may have made."""
+    if isinstance(value, list | tuple) and 0 < len(value) <= _FEW:
+        return any(type(one) is torch.Tensor for one in value)
+    return type(value) is torch.Tensor or _is_number(value)
 
 
 def _is_number(value: Any) -> bool:

@@ -34,6 +34,7 @@ def refuse_other_steps(optimizer: Any, owner: object) -> None:
 
     there = weakref.ref(owner)
 
+    @torch_adapter.outside_compiler
     def check(*_: Any) -> None:
         if there() is None:
             return

@@ -197,7 +197,9 @@ class _OfThisModel:
 
     @torch_adapter.outside_compiler
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._forward(*args, **kwargs)
+        grad = torch.is_grad_enabled()
+        with torch.inference_mode(False), torch.set_grad_enabled(grad):  # stages keep tensors for later steps
+            return self._forward(*args, **kwargs)
 
     def __deepcopy__(self, memo: Any) -> Any:
         return _of_a_copy

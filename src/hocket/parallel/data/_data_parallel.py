@@ -1,5 +1,6 @@
 """The model, trained on several ranks at once: each with its part of the batch, all with the same gradients."""
 
+import functools
 import gc
 import itertools
 import weakref
@@ -7,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 
@@ -42,6 +43,22 @@ _aside = ContextVar("_aside", default=False)  # whether a Trainer's passes run
 _exchanged = ExchangedSamples()  # on while the first losses are computed, but for forward passes
 _LOOKS, _BATCHES, _LOOKS_AGAIN = 2, 8, 3
 """Losses that are looked at, batches in which they are waited for, and how often that is done anew for new losses."""
+
+
+_M = TypeVar("_M", bound=Callable[..., Any])
+
+
+def _looking_away(method: _M) -> _M:
+    """Return a method of `DataParallel` that does not look at what it computes itself."""
+
+    @functools.wraps(method)
+    def run(self: "DataParallel", *args: Any) -> Any:
+        if self._looks:
+            _exchanged.end()
+        with _exchanged.hidden():
+            return method(self, *args)
+
+    return cast(_M, run)
 
 
 class DataParallel(StandsForModule):
@@ -164,8 +181,6 @@ class DataParallel(StandsForModule):
             if reducer is not None and self._looks and self._open:  # by which the loop may choose samples
                 self._look(tensors_in((args, kwargs)), tensors_in(output), _batch.current((args, kwargs)))
             return output
-        if self._looks and not torch.compiler.is_compiling():
-            _exchanged.end()
         factor = self._before_forward(reducer, (args, kwargs))
         compiled = torch.compiler.is_compiling() or hasattr(self.module, "_orig_mod")
         watching = nullcontext() if compiled or self._looked else watched_hooks(self.module)
@@ -177,6 +192,7 @@ class DataParallel(StandsForModule):
         return output
 
     @torch_adapter.outside_compiler
+    @_looking_away
     def _before_forward(self, reducer: GradientReducer, inputs: Any) -> float:
         """Get ready for the backward pass of this forward pass; return by what to scale its gradients besides."""
         in_turn("a model of hocket.distribute")
@@ -250,6 +266,7 @@ class DataParallel(StandsForModule):
                 )
 
     @torch_adapter.outside_compiler
+    @_looking_away
     def _after_forward(self, reducer: GradientReducer, output: Any, factor: float) -> Any:
         if factor != 1.0:
             output = scale_gradients(output, factor)
@@ -308,6 +325,7 @@ class DataParallel(StandsForModule):
             return
         mine, averaged = weakref.ref(self), self._reducer.averaged
 
+        @torch_adapter.outside_compiler  # of torch.compile(optimizer.step), or of a compiled step of training
         def compare(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             nonlocal averaged
             if (model := mine()) is None or model._reducer is None:
@@ -321,6 +339,7 @@ class DataParallel(StandsForModule):
             if averaged == before and kwargs.get("closure", args[1:]) in (None, ()):  # a closure makes its own
                 model._marks.compare_gradients(model._world)
 
+        @torch_adapter.outside_compiler
         def look_on(*_: Any) -> None:  # what the loop keeps may be computed after the update
             if (model := mine()) is not None and model._waits and model._open:
                 _exchanged.begin()
@@ -413,6 +432,7 @@ class DataParallel(StandsForModule):
         _exchanged.end()
         self._tell_sizes(None)
 
+    @_looking_away
     def backward_begins(self, roots: list[torch.Tensor]) -> None:
         """Weigh this rank's gradients by what its loss divides by, where its graph tells; a collective operation.
 
@@ -420,8 +440,6 @@ class DataParallel(StandsForModule):
         """
         note, reducer = self._latest, self._reducer
         self._left_out.used()
-        if self._looks:
-            _exchanged.end()
         if reducer is None:
             return
         reducer.due = False

@@ -4,7 +4,7 @@ import functools
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -57,6 +57,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._on = ExitStack()
+        self._calls, self._rests = 0, False  # of compiled code, in which this mode has begun; whether it looks away
         self._batch, self._samples = object(), 0
         self.kept, self._listed = KeptTensors(), ListedSamples()
         self.sizes = BatchSizes(lambda one: has_rows(one, self._samples) and self._of(one) is not None, self._note)
@@ -79,22 +80,35 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         """Begin to look, unless another such mode is on, which may end before this one."""
-        if torch_adapter.dispatch_mode() is None:
+        mode, calls = torch_adapter.dispatch_mode(), torch_adapter.compiled_calls()
+        if mode is self and calls < self._calls:  # what it has begun in is over, so that torch calls it no more
+            self._on.close()
+            mode = None
+        if mode is None:
+            self._calls = calls
             self._on.enter_context(torch_adapter.uncompiled())  # torch compiles nothing while such a mode is on
             self._on.enter_context(self)
             self._on.enter_context(torch_adapter.hearing_collectives(self._hear))
+        if mode is None or mode is self:
+            self._rests = False
             self.sizes.begin()
 
     def end(self) -> None:
-        """Pause, unless the program has begun such a mode since."""
+        """Pause, unless the program has begun such a mode since; in compiled code that it calls look away."""
         self.sizes.end()
         if torch_adapter.dispatch_mode() is self:
-            self._on.close()
+            self._rests = torch_adapter.compiled_calls() > self._calls
+            if not self._rests:
+                self._on.close()
+
+    def hidden(self) -> AbstractContextManager[Any]:
+        """Open a block of which this mode is not told, where it looks away; torch gives modes a number for a tensor."""
+        return torch_adapter.unseen() if self._rests and torch_adapter.dispatch_mode() is self else nullcontext()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Open a block in which nothing is looked at: what this package computes of a loop's loss is not the loop's."""
-        on = torch_adapter.dispatch_mode() is self
+        on = torch_adapter.dispatch_mode() is self and not self._rests
         if on:
             self.end()
         try:
@@ -104,7 +118,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.begin()
 
     def _hear(self) -> None:
-        if torch_adapter.called_by(*_OF_MODELS):
+        if self._rests or torch_adapter.called_by(*_OF_MODELS):
             return
         if not self.communicates:  # what follows may have other ranks' samples, and so may what is changed then
             self._own = {key: one.detach().clone() for key, one in _named(self._others) if has_rows(one, self._samples)}
@@ -183,6 +197,8 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and run it with other samples, and with the whole batch's size, besides."""
         given = (args, kwargs or {})
+        if self._rests:
+            return func(*args, **given[1])
         tensors = tensors_in(given)
         others = [] if torch_adapter.in_backward() else self.sizes.run(func, given, tensors)
         result = self._run_exchanged(func, given, tensors)

@@ -52,6 +52,7 @@ class ReplicaMarks:
         """Look at an optimizer's settings, and if `counted` at how often it updates."""
         updates = [0]
 
+        @torch_adapter.outside_compiler
         def updated(*_: Any) -> None:
             updates[0] += 1
 

@@ -19,6 +19,8 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
+from hocket.comm import torch_adapter
+
 from ..batches import Numbers, TracedNumber, plain, traced
 from ..batches import trees as _trees
 from ..partition.tensor import is_leaf
@@ -102,7 +104,7 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
                 node.meta["index"] = index
                 value = self._known(node, value, ())
             entries[index] = value
-        with self._watching(), self:
+        with torch_adapter.uncompiled(), self._watching(), self:
             self.recording = True
             try:
                 output = _trees.called(self._model, entries if named else tuple(entries.values()))
@@ -167,6 +169,7 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
         )
         # One that normalises over the batch stays one step, which can be told its mode, and is named in warnings.
         ours = ours or isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+        ours = ours or module._compiled_call_impl is not None  # which stays compiled only where it is called as a whole
         self._path.append(path)
         try:
             if ours or is_leaf(module) or path in self._whole:

@@ -45,6 +45,8 @@ class Shared:
 
     def copy(self, world: World, tensor: torch.Tensor, given: Shard | None) -> torch.Tensor:
         """Return the tensor, for use on parts; gathered first, where every rank has a part of it."""
+        if tensor.is_inference():  # nothing tells whether it changes in place, and it has no gradient
+            return tensor if given is None else gather_partial(world, tensor, given)
         key = (torch.is_grad_enabled(), tensor._version, given)
         if (
             self._copy is not None
