@@ -12,6 +12,7 @@ from .plan import (
     COMPRESSIONS,
     PLAN_VARIABLE,
     PLANNED_PARTS,
+    SPLIT_REASON,
     BucketSizes,
     CompressionSpec,
     Plan,
@@ -62,8 +63,8 @@ from .step import (
 
 __all__ = [
     "AXES", "COMPRESSIONS", "CUT_SLACK", "LEAST_PART_NBYTES", "LEVEL", "NEAR", "PLANNED_PARTS", "PLAN_VARIABLE",
-    "WHAT_IFS", "Axis", "BucketSizes", "CompressionSpec", "Constants", "Cost", "Curve", "ExpectedTime", "Link",
-    "MeasuredPlan", "Memory", "Network", "Plan", "PlanCheck", "PlanError", "PlanFinding", "Point", "Prediction",
+    "SPLIT_REASON", "WHAT_IFS", "Axis", "BucketSizes", "CompressionSpec", "Constants", "Cost", "Curve", "ExpectedTime",
+    "Link", "MeasuredPlan", "Memory", "Network", "Plan", "PlanCheck", "PlanError", "PlanFinding", "Point", "Prediction",
     "Profile", "ScalingFit", "Search", "StepParts", "Synchronisation", "admissible_plans", "assumptions", "axis",
     "balance", "balanced_cuts", "check_run", "curve_of_fit", "curves_svg", "expected_collective", "expected_order",
     "expected_step", "explain", "fit_scaling", "fit_sweep", "fitted", "in_flight", "inner", "memory_of",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from hocket._program import warn
-from hocket.planner import AXES, Plan, PlanError, PlanFinding, inner, plan_homes
+from hocket.planner import AXES, SPLIT_REASON, Plan, PlanError, PlanFinding, inner, plan_homes
 from hocket.workload import DividedShare
 from hocket.workload.division import unchanged
 
@@ -187,25 +187,20 @@ def divide_layers(draft: Draft) -> None:
         SplitError: the model cannot be split; on every rank, whichever has found it.
     """
     model, plan, mesh = draft.model, draft.plan, draft.mesh
-    ranks = mesh["pipeline"].size
     parts = plan.micro_batches * mesh["data"].size
     deferred = any(map(is_deferred, model.parameters()))
     sample = _first(_FEWEST, draft.inputs) if deferred else _micro_batch(draft.inputs, parts)
-    times: Any = None
-    link = None
-    count, passes = ranks * plan.stages_per_rank, plan.micro_batches * plan.stages_per_rank
-    with unchanged(model):
-        traced = _alike(mesh.whole, lambda: traced_in_both_modes(model, sample))
-        if not plan.split:
-            # Who shares tensors must measure together; one measurement must count for all.
-            measures = mesh["tensor"].size > 1 or mesh.whole.rank == 0
-            with unnoted():
-                times = _alike(mesh.whole, lambda: measured(traced).total_s if measures else None)
-            times = mesh.whole.from_root(times)
-            device = next((p.device for p in model.parameters()), torch.device("cpu"))
-            link = link_of(mesh["pipeline"], mesh.whole, device)
-        asked: dict[str, Any] = {"points": plan.split, "times": times, "link": link, "micro_batches": passes}
-        stages = _alike(mesh.whole, lambda: split(model, count, sample, **asked, cut=parts > 1, traced=traced))
+    try:
+        stages = _stages(draft, sample, plan.split, cut=parts > 1)
+    except SplitError as error:
+        if plan.reasons.get("split") != SPLIT_REASON:
+            raise
+        # The search has named layers of the workload that it was given, without a look at what the model's code does.
+        line = f"the stages that the plan names are left, and the model is cut by computation ({error})"
+        draft.notes.append(line)
+        if mesh.whole.rank == 0:
+            print(f"hocket: {line}", file=sys.stderr, flush=True)
+        stages = _stages(draft, sample, (), cut=parts > 1)
     stages[0].settled.note()  # all stages': hooks that the model has registered as it first ran are gone again
     orders = mesh["pipeline"].from_all(order_digest(stages))
     if any(mesh.whole.from_all(len(set(orders)) > 1)):
@@ -232,6 +227,26 @@ def divide_layers(draft: Draft) -> None:
     draft.stages = mine
     draft.modules = [(stage.module, dict(stage.names)) for stage in mine]
     draft.notes += [str(stage) for stage in stages]
+
+
+def _stages(draft: Draft, sample: Any, points: Sequence[str], *, cut: bool) -> list[Stage]:
+    """Return the stages that begin at these modules, or, where none are named, those that computation balances."""
+    model, plan, mesh = draft.model, draft.plan, draft.mesh
+    count, passes = mesh["pipeline"].size * plan.stages_per_rank, plan.micro_batches * plan.stages_per_rank
+    times: Any = None
+    link = None
+    with unchanged(model):
+        traced = _alike(mesh.whole, lambda: traced_in_both_modes(model, sample))
+        if not points:
+            # Who shares tensors must measure together; one measurement must count for all.
+            measures = mesh["tensor"].size > 1 or mesh.whole.rank == 0
+            with unnoted():
+                times = _alike(mesh.whole, lambda: measured(traced).total_s if measures else None)
+            times = mesh.whole.from_root(times)
+            device = next((p.device for p in model.parameters()), torch.device("cpu"))
+            link = link_of(mesh["pipeline"], mesh.whole, device)
+        asked: dict[str, Any] = {"points": points, "times": times, "link": link, "micro_batches": passes}
+        return _alike(mesh.whole, lambda: split(model, count, sample, **asked, cut=cut, traced=traced))
 
 
 def _alike(world: World, work: Callable[[], T]) -> T:

@@ -33,6 +33,8 @@ PLAN_VARIABLE = "HOCKET_PLAN"
 """Environment variable in which `hocket run --plan` hands a plan to its ranks, as JSON; a path is understood too."""
 
 Shard = Literal["none", "optimizer", "gradients", "parameters"]
+SPLIT_REASON = "by what stages compute, exchange and hold: shorter, or fits, where computation alone would not say so"
+"""Of a plan whose stages the search has named. A model that cannot be cut there is cut by computation."""
 SHARDS: tuple[Shard, ...] = get_args(Shard)  # by how much of a model is divided
 Embeddings = Literal["replicated", "table", "row", "hybrid"]
 Precision = Literal["float32", "bfloat16", "float8"]

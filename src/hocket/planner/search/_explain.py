@@ -9,7 +9,7 @@ from hocket.workload import Workload
 
 from ..axes import AXES
 from ..network import Constants, Network
-from ..plan import Plan
+from ..plan import SPLIT_REASON, Plan
 from ..step import LEVEL, Prediction, untried
 from ._preference import NEAR
 from ._search import Search
@@ -152,6 +152,8 @@ def with_reasons(found: Search) -> Plan:
         reasons["shard_degree"] = "parameters are gathered from fewer workers, for more memory"
     if plan.recompute:
         reasons["recompute"] = "without it the activations do not fit, or only smaller micro-batches do"
+    if plan.split and plan.split != found.given_split:
+        reasons["split"] = SPLIT_REASON
     if plan.bucket_bytes:
         least = f"leaves least exposed: {_s(parts.gradients)} of {_s(best.gradient_cost.seconds)}"
         late = plan.pipeline_parallel_degree > 1

@@ -15,9 +15,19 @@ from hocket.workload import Workload
 
 from .._findings import PlanError, PlanFinding
 from ..axes import replicas
-from ..network import Constants, Network, network_of
+from ..network import CUT_SLACK, Constants, Network, network_of
 from ..plan import Plan
-from ..step import Memory, Prediction, Profile, cuts_of, in_precision, least_longer, memory_of, predict_within
+from ..step import (
+    Memory,
+    Prediction,
+    Profile,
+    advised_cut,
+    cuts_of,
+    in_precision,
+    least_longer,
+    memory_of,
+    predict_within,
+)
 from ._admissible import Grid, Layout, grid_of, layouts
 from ._preference import NEAR, preferred
 
@@ -39,6 +49,7 @@ class Search:
         timed: How many step times were predicted in full, with the sizes of buckets that were tried for the best; what
             was not timed could not be among these.
         memory_limit: Of a worker; 0 for none.
+        given_split: What the plan had to name as the begins of stages; () if stages are cut by the search.
         choice: The winner's place among the ranked: the fastest, or a simpler one that is predicted to be as fast.
     """
 
@@ -48,6 +59,7 @@ class Search:
     timed: int
     memory_limit: int
     choice: int = 0
+    given_split: tuple[str, ...] = ()
 
     @property
     def best(self) -> Prediction:
@@ -157,7 +169,15 @@ def search(
     ranked = sorted([*ranked, *([] if winner in ranked else [winner])], key=lambda one: (one.step_s, one.memory.total))
     large = sorted(hunt.large.values(), key=lambda one: one.step_s)
     large = [one for one in large if one.step_s < ranked[0].step_s][:3]
-    return Search(tuple(ranked), tuple(large), hunt.considered, hunt.timed, limit, ranked.index(winner))
+    return Search(
+        tuple(ranked),
+        tuple(large),
+        hunt.considered,
+        hunt.timed,
+        limit,
+        ranked.index(winner),
+        tuple((fixed or {}).get("split", ())),
+    )
 
 
 class _Hunt:
@@ -221,11 +241,19 @@ class _Hunt:
             self.considered += 1
             if plan.findings(self.grid.workers, batch=self.grid.batch):
                 continue
-            profile = self.profile.of(plan)
+            profile, micro = self.profile.of(plan), self.micro(layout)
             if cuts is None:
-                micro = self.micro(layout)
-                cuts = cuts_of(plan, profile, profile.times(plan, micro), micro)
+                cuts = cuts_of(plan, profile, profile.times(plan, micro).total, micro)
             memory = memory_of(plan, profile.workload, batch=self.grid.batch, cuts=cuts, sharers=self.network.sharers)
+            useful_s = max(self.worst_kept, self.fastest * (1 + NEAR))
+            other: tuple[Plan, Memory] | None = None
+            if cuts and not plan.split:
+                times = profile.times(plan, micro)
+                other = advised_cut(
+                    plan, self.profile, times, cuts, memory, batch=self.grid.batch, limit=self.limit, most_s=useful_s
+                )
+            if other and self.limit and memory.total > self.limit:
+                (plan, memory), other = other, None
             fits = not self.limit or memory.total <= self.limit
             if self.least is None or memory.total < self.least[0].total:
                 self.least = (memory, plan)
@@ -235,7 +263,11 @@ class _Hunt:
                 if recompute or len(self.misfits) >= 64:
                     continue
                 self.misfits.add(key)
-            one = self._timed(plan, memory, max(self.worst_kept, self.fastest * (1 + NEAR)) if fits else self.fastest)
+            most_s = useful_s if fits else self.fastest
+            one = self._timed(plan, memory, most_s)
+            if other:
+                cut = self._timed(*other, most_s)
+                one = cut if one is None or (cut and cut.step_s < (1 - CUT_SLACK) * one.step_s) else one
             if one is None:
                 continue
             table = self.found if fits else self.large

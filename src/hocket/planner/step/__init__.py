@@ -1,5 +1,6 @@
 """What a step of a plan takes: its time part by part, its memory, how sure that is, and the same as tasks."""
 
+from ._advice import advised_cut
 from ._expected import ExpectedTime, expected_collective, expected_order, expected_step, reached_links
 from ._graph import step_graph
 from ._interval import DEVIATIONS, LEVEL, NOISE, spread
@@ -11,7 +12,7 @@ from ._time import Prediction, StepParts, cuts_of, predict, predict_within, refu
 
 __all__ = [
     "DEVIATIONS", "LEAST_PART_NBYTES", "LEVEL", "NOISE", "ExpectedTime", "Memory", "Prediction", "Profile", "StepParts",
-    "balanced_cuts", "cuts_of", "expected_collective", "expected_order", "expected_step", "in_flight", "in_precision",
-    "least_longer", "memory_of", "place", "predict", "predict_within", "reached_links", "refuse_relaxed", "resemblance",
-    "spread", "step_graph", "untried", "weights",
+    "advised_cut", "balanced_cuts", "cuts_of", "expected_collective", "expected_order", "expected_step", "in_flight",
+    "in_precision", "least_longer", "memory_of", "place", "predict", "predict_within", "reached_links",
+    "refuse_relaxed", "resemblance", "spread", "step_graph", "untried", "weights",
 ]  # fmt: skip

@@ -68,7 +68,7 @@ def step_graph(
     micro = -(-batch // (d * m))
     # The plan is cut as the closed form cuts it.
     profile = Profile(workload, network, constants).of(plan)
-    cuts = cuts_of(plan, profile, profile.times(plan, micro), micro)
+    cuts = cuts_of(plan, profile, profile.times(plan, micro).total, micro)
     # memory_of reads the plan on one worker of each stage
     nbytes = [
         memory_of(plan, profile.workload, batch=batch, cuts=cuts, rank=rank, sharers=network.sharers).total

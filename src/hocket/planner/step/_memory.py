@@ -20,7 +20,7 @@ from hocket.units import format_bytes
 from hocket.workload import Layer, Share, Workload
 
 from ..axes import axis, replicas, shard_group, sharing
-from ..plan import BucketSizes, Plan
+from ..plan import SHARDS, BucketSizes, Plan
 from ._stages import in_flight, layers_by_rank, stage_cuts
 
 PROCESS_NBYTES = 260 * 2**20
@@ -144,6 +144,16 @@ def _columns(workload: Workload, plan: Plan, scale: float) -> _Columns:
             made[key] = (*held, kept, *passing)
         rows.append(made[key])
     return _Columns(*np.array(rows, dtype=np.float64).T)
+
+
+def layer_bytes(plan: Plan, workload: Workload, batch: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return bytes of each layer on one rank: of its state, and of what a micro-batch leaves for the backward pass."""
+    micro = -(-batch // (max(1, plan.data_parallel_degree) * plan.micro_batches * plan.accumulate))
+    columns, shared = _columns(workload, plan, micro / workload.batch), shard_group(plan)[0]
+    divided = SHARDS.index(plan.shard)
+    parts = [shared if divided >= SHARDS.index(one) else 1 for one in ("parameters", "gradients", "optimizer")]
+    state = columns.parameters / parts[0] + columns.gradients / parts[1] + columns.optimizer / parts[2]
+    return state, columns.saved
 
 
 def memory_of(

@@ -284,7 +284,7 @@ def predict_within(
     parts_of = plan.micro_batches * plan.accumulate
     micro = math.ceil(batch / (plan.data_parallel_degree * parts_of))
     times = profile.times(plan, micro)
-    cuts = cuts_of(plan, profile, times, micro)
+    cuts = cuts_of(plan, profile, times.total, micro)
     as_long = longer(plan, constants, workers)
     timed = _step(plan, profile, times, cuts, micro, workers, most_s / as_long)
     if timed is None:
@@ -306,12 +306,15 @@ def predict_within(
     )  # fmt: skip
 
 
-def cuts_of(plan: Plan, profile: Profile, times: LayerTimes, micro: float) -> list[int]:
-    """Return the layers with which the later stages of a pipeline begin; `micro` is samples of a micro-batch."""
+def cuts_of(plan: Plan, profile: Profile, costs: np.ndarray, micro: float) -> list[int]:
+    """Return the layers with which the later stages of a pipeline begin: the plan's own, or those that balance `costs`.
+
+    These are seconds of each layer. `micro` is samples of a micro-batch.
+    """
     workload = profile.workload
     links = profile.links(plan) if workload.measured else [LOCAL]
     slowest = max(links, key=lambda link: float(link.seconds(_MESSAGE)))
-    return stage_cuts(plan, workload, times.total.tolist(), micro / workload.batch, slowest)
+    return stage_cuts(plan, workload, costs.tolist(), micro / workload.batch, slowest)
 
 
 def _step(
