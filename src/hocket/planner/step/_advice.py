@@ -141,7 +141,17 @@ class _Loads:
         homes = list(plan_homes(plan))
         flight = np.array([in_flight(plan, rank) for rank in range(p)], dtype=np.float64)
         back = times.backward + times.again + times.tensor_backward
-        return cls(plan, passes, back, ending, state, saved, (held.parameter_bytes > 0) * 1.0, flight, np.eye(p)[homes])
+        return cls(
+            plan,
+            passes,
+            back,
+            ending,
+            state,
+            saved,
+            (held.parameter_bytes > 0).astype(np.float64),
+            flight,
+            np.eye(p)[homes],
+        )
 
     @functools.cached_property
     def least_s(self) -> float:
