@@ -193,6 +193,7 @@ def test_a_job_that_is_told_to_end_saves_and_goes_on_with_the_same_losses(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(500)  # Slurm waits for two minutes before it starts what is queued again
 @pytest.mark.usefixtures("slurm")
 def test_a_job_near_its_time_limit_is_queued_again_and_goes_on(script: Any, tmp_path: Path) -> None:
     path = script(RESUMES)
