@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 from hocket import _tasks
-from hocket._last_garbage import leave_out_last_collection
 from hocket._sweep import JOB_VARIABLE
 
 _RECORDED = {"HOCKET_RECORD", "HOCKET_RUN_DIR"}  # the variables that say where
@@ -30,6 +29,8 @@ def register() -> None:
             if JOB_VARIABLE in os.environ:
                 if os.environ.get("RANK") == "0" and os.environ.get("WORLD_SIZE") != "1":
                     _say_if_alone()
+                from hocket._last_garbage import leave_out_last_collection
+
                 leave_out_last_collection()
     except Exception:  # a torch without distributed, or one too old: the backend is simply not there
         return

@@ -461,6 +461,22 @@ def outside_compiler(function: _F) -> _F:
     return cast(_F, call)
 
 
+def outside_inference_mode(function: _F) -> _F:
+    """Return a decorator: in `torch.inference_mode()` what `function` makes is of use in training all the same.
+
+    Elsewhere nothing is entered: at its end torch would have dispatch modes on or off as they were at its begin.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()):
+            return function(*args, **kwargs)
+
+    return cast(_F, call)
+
+
 def steps_of(optimizer: Any) -> Any:
     """Return the optimizer on which hooks on steps can be registered; None if there is none.
 

@@ -196,10 +196,9 @@ class _OfThisModel:
         self.__code__ = forward.__code__  # torch.export looks at it before it calls the model, which refuses
 
     @torch_adapter.outside_compiler
+    @torch_adapter.outside_inference_mode  # stages keep tensors for later steps
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        grad = torch.is_grad_enabled()
-        with torch.inference_mode(False), torch.set_grad_enabled(grad):  # stages keep tensors for later steps
-            return self._forward(*args, **kwargs)
+        return self._forward(*args, **kwargs)
 
     def __deepcopy__(self, memo: Any) -> Any:
         return _of_a_copy

@@ -275,7 +275,7 @@ class Trainer:
 
     # --- evaluation -------------------------------------------------------------------------------------------------
 
-    @torch.inference_mode(False)  # what is kept for later steps would be of no use to them
+    @torch_adapter.outside_inference_mode
     @torch.no_grad()
     def evaluate(self, loader: Iterable[Any], metric: Callable[[Any, Any], Any] | None = None) -> float:
         """Return the mean of a metric or the loss over all samples of `loader`, each exactly once, alike on every rank.
@@ -316,7 +316,7 @@ class Trainer:
             self.model.train(training)
         return float(tally.mean()[0])
 
-    @torch.inference_mode(False)
+    @torch_adapter.outside_inference_mode
     @torch.no_grad()
     def predict(self, given: Any, *, targets: bool = True) -> Any:
         """Return the model's output for a global batch, in evaluation mode, whole and the same on every rank.
