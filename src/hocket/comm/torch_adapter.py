@@ -10,6 +10,7 @@ import importlib
 import inspect
 import itertools
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -369,17 +370,18 @@ def uncompiled() -> contextlib.AbstractContextManager[Any]:
     return stance  # type: ignore[no-any-return]
 
 
-def compiled_calls() -> int:
-    """Return in how many calls of what torch.compile has wrapped this thread is.
+def restoring_blocks() -> int:
+    """Return in how many blocks this thread is at whose end torch has dispatch modes on or off as at their begin.
 
-    When such a call ends, torch has dispatch modes on or off as they were when it began, whatever was begun in it.
+    These are calls of what torch.compile has wrapped, and inference mode: a mode must not end there that has begun
+    outside, since torch would go on asking for it.
     """
-    if "torch._dynamo" not in sys.modules:
-        return 0
-    frame, found = inspect.currentframe(), 0
-    while frame is not None:
-        found += frame.f_code.co_name == "compile_wrapper" and "_dynamo" in frame.f_code.co_filename
-        frame = frame.f_back
+    found = int(torch.is_inference_mode_enabled() or getattr(_left, "inference", 0) > 0)
+    if "torch._dynamo" in sys.modules:
+        frame = inspect.currentframe()
+        while frame is not None:
+            found += frame.f_code.co_name == "compile_wrapper" and "_dynamo" in frame.f_code.co_filename
+            frame = frame.f_back
     return found
 
 
@@ -461,6 +463,9 @@ def outside_compiler(function: _F) -> _F:
     return cast(_F, call)
 
 
+_left = threading.local()  # how many blocks of inference mode this thread has left for the time of a call
+
+
 def outside_inference_mode(function: _F) -> _F:
     """Return a decorator: in `torch.inference_mode()` what `function` makes is of use in training all the same.
 
@@ -471,8 +476,12 @@ def outside_inference_mode(function: _F) -> _F:
     def call(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_inference_mode_enabled():
             return function(*args, **kwargs)
-        with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()):
-            return function(*args, **kwargs)
+        _left.inference = getattr(_left, "inference", 0) + 1
+        try:
+            with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()):
+                return function(*args, **kwargs)
+        finally:
+            _left.inference -= 1
 
     return cast(_F, call)
 

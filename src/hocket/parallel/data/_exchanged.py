@@ -57,7 +57,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._on = ExitStack()
-        self._calls, self._rests = 0, False  # of compiled code, in which this mode has begun; whether it looks away
+        self._blocks, self._rests = 0, False  # that end by themselves, in which this has begun; whether it looks away
         self._batch, self._samples = object(), 0
         self.kept, self._listed = KeptTensors(), ListedSamples()
         self.sizes = BatchSizes(lambda one: has_rows(one, self._samples) and self._of(one) is not None, self._note)
@@ -80,12 +80,12 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         """Begin to look, unless another such mode is on, which may end before this one."""
-        mode, calls = torch_adapter.dispatch_mode(), torch_adapter.compiled_calls()
-        if mode is self and calls < self._calls:  # what it has begun in is over, so that torch calls it no more
+        mode, blocks = torch_adapter.dispatch_mode(), torch_adapter.restoring_blocks()
+        if mode is self and blocks < self._blocks:  # what it has begun in is over, so that torch calls it no more
             self._on.close()
             mode = None
         if mode is None:
-            self._calls = calls
+            self._blocks = blocks
             self._on.enter_context(torch_adapter.uncompiled())  # torch compiles nothing while such a mode is on
             self._on.enter_context(self)
             self._on.enter_context(torch_adapter.hearing_collectives(self._hear))
@@ -94,10 +94,10 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.sizes.begin()
 
     def end(self) -> None:
-        """Pause, unless the program has begun such a mode since; in compiled code that it calls look away."""
+        """Pause, unless the program has begun such a mode since; in its compiled code and inference mode look away."""
         self.sizes.end()
         if torch_adapter.dispatch_mode() is self:
-            self._rests = torch_adapter.compiled_calls() > self._calls
+            self._rests = torch_adapter.restoring_blocks() > self._blocks
             if not self._rests:
                 self._on.close()
 
