@@ -46,14 +46,22 @@ class SharedLoader:
         group: The ranks that share each batch; None for torch's default group.
         seed_samples: Whether each sample is loaded with the global random generators seeded by its place.
         among: The ranks that divide each batch, if not all of the group do: others get the same parts as one of them.
+        stream: Which of several loaders that are used together this is: they shuffle by random numbers of their own.
     """
 
     _keep_step = True
 
     def __init__(
-        self, loader: Iterable[Any], *, group: Any = None, seed_samples: bool = True, among: World | None = None
+        self,
+        loader: Iterable[Any],
+        *,
+        group: Any = None,
+        seed_samples: bool = True,
+        among: World | None = None,
+        stream: int = 0,
     ) -> None:
         self.loader = loader
+        self._number = stream
         self.world = _world.current(group)
         self._among = among or self.world
         self._begun = 0  # batches of this iteration that have been asked for
@@ -247,7 +255,11 @@ class SharedLoader:
     def _start(self) -> Any:
         """Take over rank 0's random state; a collective operation, once in the life of a loader."""
         found = generators(self.loader)
-        mine: Any = self._given or (torch.initial_seed(), RngStates.now(), [g.get_state() for g in found])
+        mine: Any = self._given or (
+            mix(torch.initial_seed(), self._number) if self._number else torch.initial_seed(),
+            RngStates.now().apart(self._number),
+            [g.get_state() for g in found],
+        )
         self._seed, self._initial, self._initial_generators = self.world.from_root(mine)
         for generator, state in zip(found, self._initial_generators, strict=False):  # a changed program has others
             generator.set_state(state)

@@ -41,6 +41,15 @@ class RngStates(NamedTuple):
         random.setstate(self.python_state)
         _numpy_random.set_bit_generator(_numpy_generator(self.numpy_state))
 
+    def apart(self, number: int) -> RngStates:
+        """Return the states of other random numbers, which these and `number` give; these themselves for 0."""
+        if not number:
+            return self
+        with restored():
+            torch.set_rng_state(self.torch_state)
+            seed_everything(mix(int(torch.randint(2**62, ())), number))
+            return RngStates.now()
+
 
 class RandomStream:
     """Random numbers kept apart: inside `with stream:` the global generators continue where that last ended."""

@@ -67,7 +67,8 @@ def average(*values: Any, group: Any = None) -> Any:
     Raises:
         RuntimeError: called while iterating over `hocket.shard(...)`, where ranks are not in step; or after such a loop
             with a value that has no graph, for it may be a mean over the samples of that loop; or with a loss of
-            `loss_reduction="sum"`, of which each rank has a part.
+            `loss_reduction="sum"`, of which each rank has a part; or with a loss of batches of several loaders, of
+            which ranks have other parts.
     """
     if not values:
         raise TypeError("hocket.average needs at least one value")
@@ -86,14 +87,17 @@ def average(*values: Any, group: Any = None) -> Any:
                 "loop: add up in it and call hocket.total"
             )
         note = _batch.trained()
-    weight = 1.0 if note is None else note.weight
+    notes = [_batch.meant(one) if _batch.contested() else note for one in values]
+    weights = [1.0 if one is None else one.weight for one in notes]
     numbers = [one.detach() if isinstance(one, torch.Tensor) else float(one) for one in values]
-    if note is not None and note.summed is not None and any(_same(one, note.summed) for one in numbers):
+    summed = [None if one is None else one.summed for one in notes]
+    if any(one is not None and _same(number, one) for number, one in zip(numbers, summed, strict=True)):
         raise RuntimeError(
             'this loss is a sum (loss_reduction="sum"), of which each rank has a part: hocket.total(loss) is that of '
             "the batch, and hocket.average would be 1/n of it"
         )
-    means = _sums(tuple(_weighed(one, weight / world.size) for one in numbers), world)
+    weighed = (_weighed(one, weight / world.size) for one, weight in zip(numbers, weights, strict=True))
+    means = _sums(tuple(weighed), world)
     return means[0] if len(values) == 1 else tuple(means)
 
 

@@ -8,12 +8,15 @@ themselves show which batch is meant.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+
+from hocket.comm import torch_adapter
 
 from ..mesh import World
 from ._batch_shard import BatchShard
@@ -41,6 +44,7 @@ class Note:
     alone: Alone | None = None  # some of its samples as they are without the others; None where they are the same
     packed: Packed | None = None  # one of its samples by itself, where they are packed into one row
     lengths: tuple[int, ...] = ()  # of its samples, where they are in a list and differ
+    marks: set[int] = field(default_factory=set)  # places in the graph of what models have made of it
 
     @property
     def weight(self) -> float:
@@ -100,6 +104,8 @@ _trained: Note | None = None  # the last whose ranks are in step
 _counting: bool | None = None
 _recent: list[BatchShard] = []  # those of the latest batches that differ, the last one first
 _AHEAD = 4  # of them that are kept: a program may read ahead
+_used: deque[Note] = deque(maxlen=4)  # those of batches that models were called with since an optimizer's latest step
+_stepped = False  # whether an optimizer has made a step since a model was called
 
 
 def enter(
@@ -183,9 +189,55 @@ def contested() -> bool:
 
     All ranks come to the same answer: the size of the batch says whether parts are unequal, not this rank's weight.
     """
-    uneven = {id(note) if note.stated else note.share and note.share.uneven for note in _open.values()}
+    return _differ(_open.values())
+
+
+def _differ(notes: Iterable[Note]) -> bool:
+    uneven = {id(note) if note.stated else note.share and note.share.uneven for note in notes}
     uneven.discard(None)
     return len(uneven) > 1
+
+
+def called(note: Note | None, inputs: Any, marks: set[int]) -> None:
+    """Take notice of a model that trains: what it was called with, and the marks of what it has made of that."""
+    global _stepped
+    if _stepped:
+        _used.clear()
+        _stepped = False
+    if note is None:
+        return
+    samples = None if note.share is None or note.holds(inputs) else note.share.samples
+    joined = samples is not None and all(one.shape[:1] != (samples,) for one in tensors_in(inputs))
+    for one in list(_open.values()) if joined and len(_open) > 1 else [note]:
+        one.marks |= marks
+        if not any(one is other for other in _used):
+            _used.append(one)
+
+
+def stepped() -> None:
+    """Take notice of an optimizer's step: the next batch that a model is called with is of another one."""
+    global _stepped
+    _stepped = True
+
+
+def meant(value: Any) -> Note | None:
+    """Return the note of the batch that a loss is of, where several loaders are open whose batches weigh differently.
+
+    Its graph tells; without one, it is that of the batch that was used since the optimizer's latest step.
+
+    Raises:
+        RuntimeError: It is of several, or may be.
+    """
+    by_graph = isinstance(value, torch.Tensor) and value.grad_fn is not None
+    notes = [one for one in _used if not by_graph or torch_adapter.reaches(value, one.marks)]
+    if _differ(notes):
+        raise RuntimeError(
+            "hocket.average of a number that is, or may be, of batches of several loaders, of which ranks have other "
+            "parts: no one weight is right. Average the loss of each batch, as a tensor of which backward() can be "
+            "called; or take hocket.total(loss.item() * len(batch), len(batch)) of each; or make all batches of a size "
+            "that the ranks can share equally"
+        )
+    return notes[-1] if notes else _last
 
 
 def current(inputs: Any = None) -> Note | None:
@@ -205,6 +257,11 @@ def current(inputs: Any = None) -> Note | None:
                 if storage is not None and storage.data_ptr() in pointers:
                     return note
     return _last
+
+
+def together() -> bool:
+    """Return whether several loaders for training are under way, so that a step may use a batch of each."""
+    return sum(note.share is not None for note in _open.values()) > 1
 
 
 def is_open(note: Note) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final, Literal
 
 import torch
+from torch.utils.data import DataLoader
 
 from hocket.comm import torch_adapter
 from hocket.planner import Plan, PlanError, PlanFinding, inner, parse_compression
@@ -24,7 +26,7 @@ from ._refusals import check_carried_out, check_optimizer, check_plain, use_choi
 def distribute(
     model: torch.nn.Module,
     optimizer: Any = None,
-    loader: Iterable[Any] | None = None,
+    loader: Iterable[Any] | Sequence[DataLoader[Any]] | None = None,
     *,
     bucket_bytes: int | None = None,
     first_bucket_bytes: int | None = None,
@@ -53,7 +55,8 @@ def distribute(
         model: the model. If it is on a GPU, it goes to this rank's own (LOCAL_RANK), which becomes the current one.
         optimizer: its optimizer, or a list or tuple of several, each with other parameters of the model; ranks whose
             state or settings differ get rank 0's. None if there is none.
-        loader: a torch DataLoader, or an iterable of batches that is the same on every rank. None if there is none.
+        loader: a torch DataLoader, or an iterable of batches that is the same on every rank; or a list or tuple of
+            several DataLoaders, from which the loop takes batches by turns or together (`zip`). None if there is none.
         bucket_bytes: most bytes of gradients that are reduced together. None: as many that there are about eight
             buckets, since what the last one holds cannot be hidden behind back-propagation, but 4 MiB at least and
             64 MiB at most.
@@ -78,8 +81,8 @@ def distribute(
     leaves the loop to you, so other plans are refused.
 
     Returns:
-        The model (`DataParallel`), the optimizer (or the list of them), and the loader (`DistributedLoader`); None
-        where None was given.
+        The model (`DataParallel`), the optimizer (or the list of them), and the loader (`DistributedLoader`, or a list
+        of them); None where None was given.
 
     Raises:
         ValueError: ranks hold different models, another library distributes the model already, the optimizer is of
@@ -94,7 +97,8 @@ def distribute(
             loss_fn(model(x), y).backward()
             optimizer.step()
     """
-    if isinstance(model, DataParallel) or isinstance(loader, SharedLoader):
+    several = _several(loader)
+    if isinstance(model, DataParallel) or any(isinstance(one, SharedLoader) for one in several or [loader]):
         raise ValueError("what hocket.distribute has returned must not be distributed again")
     check_undivided(model)
     check_plain(model)
@@ -133,12 +137,28 @@ def distribute(
         _average_closures(one, world, loss_reduction)
         if world.size > 1:
             broadcast_optimizer_state(one, world)
+    if loss_weight is not None and (loader is None or several or loss_reduction == "sum"):
+        raise ValueError("loss_weight weights the means of the loader's batches: pass one loader, and no sum")
+    if several:
+        make = partial(DistributedLoader, group=group, seed_samples=seed_samples)
+        return distributed, optimizer, [make(one, stream=i) for i, one in enumerate(several)]
     shared = None if loader is None else DistributedLoader(loader, group=group, seed_samples=seed_samples)
-    if loss_weight is not None:
-        if shared is None or loss_reduction == "sum":
-            raise ValueError("loss_weight weights the means of the loader's batches: pass the loader, and no sum")
+    if shared is not None:
         shared.loss_weight = loss_weight
     return distributed, optimizer, shared
+
+
+def _several(loader: Any) -> list[Any]:
+    """Return the loaders of a list or tuple of them; none where it is one loader, which may be a list of batches."""
+    loaders = list(loader) if isinstance(loader, list | tuple) else []
+    which = [isinstance(one, DataLoader | SharedLoader) for one in loaders]
+    if any(which) and not all(which):
+        i = which.index(False)
+        raise TypeError(
+            f"loader: of several loaders, that at {i} is a {type(loaders[i]).__name__} and no torch DataLoader; make "
+            "it one (an IterableDataset with batch_size=None for batches that are made already)"
+        )
+    return loaders if any(which) else []
 
 
 # The parameters of what is distributed: one optimizer may train several models.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ._preemption import Preemption
 
 def resume(
     path: str | Path,
-    loader: DistributedLoader,
+    loader: DistributedLoader | Sequence[DistributedLoader],
     *,
     extra: Callable[[], Any] | None = None,
     weights_only: bool = True,
@@ -33,7 +33,8 @@ def resume(
 
     Args:
         path: a directory for the checkpoint, which all hosts share.
-        loader: the loader that `hocket.distribute` has returned; signals are minded between its batches.
+        loader: the loader that `hocket.distribute` has returned; signals are minded between its batches. Of several (a
+            list or tuple) they are minded between those of the first: make it the one of the outer loop.
         extra: gives what else is to be kept, when that is saved: the number of the epoch, the best loss.
         weights_only: whether what is more than plain values, tensors and arrays is refused (objects that `extra` gives,
             or in a state), since unpickling it can run code, as `torch.load` has it.
@@ -57,18 +58,27 @@ def resume(
             for x, y in loader:
                 ...
     """
-    if not isinstance(loader, DistributedLoader):
-        raise TypeError("resume: pass the loader that hocket.distribute has returned")
+    loaders = list(loader) if isinstance(loader, list | tuple) else [loader]
+    if not loaders or not all(isinstance(one, DistributedLoader) for one in loaders):
+        raise TypeError("resume: pass the loader that hocket.distribute has returned, or all of them")
+    first: DistributedLoader = loaders[0]
     for name, one in objects.items():
         if not (callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None))):
             raise TypeError(f"resume: {name}={type(one).__name__} has no state_dict; keep plain values by extra=")
-    path, world, given = Path(path), loader.world, extra or (lambda: None)
+    path, world, given = Path(path), first.world, extra or (lambda: None)
     modules = {name: one for name, one in objects.items() if isinstance(one, torch.nn.Module)}
     inner = [one for module in modules.values() for one in module.modules()]
     found = None
     if exists(path, world):
         found = _load(read_objects(path, world, weights_only=weights_only), path, objects, modules)
-        loader.resume(found["loader"])
+        positions = [found["loader"], *found.get("loaders", [])]
+        if len(positions) != len(loaders):
+            raise CheckpointError(
+                f"the checkpoint at {str(path)!r} is of {len(positions)} loaders, and resume was given {len(loaders)}: "
+                "pass the same ones in the same order, or another path"
+            )
+        for one, position in zip(loaders, positions, strict=True):
+            one.resume(position)
         if states := found.get("generators"):
             put_back_generators(states[world.rank % len(states)], *inner)
     check_place(path, world)
@@ -79,12 +89,13 @@ def resume(
             name: {key: p.grad for key, p in one.named_parameters() if p.grad is not None}
             for name, one in modules.items()
         }
-        state = {"objects": states, "gradients": gradients, "loader": loader.position(), "extra": given()}
+        state = {"objects": states, "gradients": gradients, "extra": given()}
+        state["loader"], *state["loaders"] = [one.position() for one in loaders]
         state["draws"] = {name: one.draws_own for name, one in modules.items() if isinstance(one, DataParallel)}
         generators = world.from_all([state_of(one) for one in own_generators(*inner)])
         write_objects(path, {**state, "generators": generators, "marks": _marks(objects, modules)}, world)
 
-    loader.between = None
+    first.between = None
     preemption = Preemption(world, path, save)
 
     def between() -> None:
@@ -92,7 +103,7 @@ def resume(
         if not any(one.holds_back for one in modules.values() if isinstance(one, DataParallel)):
             preemption.check()
 
-    loader.between = between
+    first.between = between
     return None if found is None else found["extra"]
 
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 import torch
 
@@ -186,7 +186,7 @@ class DataParallel(StandsForModule):
         watching = nullcontext() if compiled or self._looked else watched_hooks(self.module)
         with nullcontext() if torch.compiler.is_compiling() else self._numbers.drawing(), watching:
             output = self.module(*args, **kwargs)
-        output = self._after_forward(reducer, output, factor)
+        output = self._after_forward(reducer, (args, kwargs), output, factor)
         if self._looks and not torch.compiler.is_compiling():
             self._look(tensors_in((args, kwargs)), tensors_in(output), self._latest)
         return output
@@ -267,12 +267,13 @@ class DataParallel(StandsForModule):
 
     @torch_adapter.outside_compiler
     @_looking_away
-    def _after_forward(self, reducer: GradientReducer, output: Any, factor: float) -> Any:
+    def _after_forward(self, reducer: GradientReducer, inputs: Any, output: Any, factor: float) -> Any:
         if factor != 1.0:
             output = scale_gradients(output, factor)
         made = tensors_in(output)
         if not torch_adapter.in_backward():  # what a checkpoint computes again is no part of the program's graph
             self._made = torch_adapter.graph_marks(made)
+            _batch.called(_batch.current(inputs), inputs, self._made)
         self._padding.note(made)
         if self._outputs is not None:
             self._outputs.append(made)
@@ -341,6 +342,7 @@ class DataParallel(StandsForModule):
 
         @torch_adapter.outside_compiler
         def look_on(*_: Any) -> None:  # what the loop keeps may be computed after the update
+            _batch.stepped()
             if (model := mine()) is not None and model._waits and model._open:
                 _exchanged.begin()
 
@@ -457,6 +459,8 @@ class DataParallel(StandsForModule):
         waiting = [m for m in _living if m._reducer is not None and m._reducer.awaits_backward]
         if len(waiting) > 1 and not torch_adapter.reaches(roots[0], self._made):
             return  # another model's loss
+        if note is not None and note.share is None and reducer.synchronises and self._world.size > 1:
+            raise RuntimeError(_OF_AN_EVALUATION)
         reducer.due = True
         if note is None and self._unknown:
             self._unknown = 0 if tell_own_batches(self._world) else self._unknown - 1
@@ -629,3 +633,11 @@ def loops_set_aside() -> Iterator[None]:
         yield
     finally:
         _aside.reset(before)
+
+
+_OF_AN_EVALUATION: Final = (
+    "back-propagation through batches of hocket.shard(...), which is for evaluation: ranks may have other numbers of "
+    "batches and of samples, and gradients would not be weighted by them. To train with several loaders, pass a list "
+    "of them: model, optimizer, (a, b) = hocket.distribute(model, optimizer, [a, b]). For gradients of inputs in an "
+    "evaluation call torch.autograd.grad, or back-propagate within model.no_sync()"
+)

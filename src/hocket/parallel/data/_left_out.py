@@ -26,6 +26,8 @@ class LeftOutBatches:
     def next(self, note: _batch.Note | None) -> None:
         """Warn if the first batch that the loop leaves out is smaller than all that it took; another one comes."""
         left, self._unused = self._unused, note
+        if _batch.together():  # one batch comes before the other is used, and the model may be called with both in one
+            return
         if left is None or left is note or left.share is None or self._least is None:
             return
         smaller, self._least = left.share.samples < self._least, -1
