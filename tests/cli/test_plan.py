@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from hocket.cli import main
+from hocket.cli import _beside, _target, main
 from hocket.cli._output import print_json
 from hocket.planner import Plan
 from hocket.profile._layout import STEP
@@ -635,3 +637,41 @@ def test_a_loop_that_runs_as_the_file_is_read_is_told(capsys: Captured, tmp_path
     assert "train.py:6: this loop runs when build is looked for; if it trains, put it under `if __name__" in (
         capsys.readouterr().err
     )
+
+
+def test_a_measurement_beside_others_computation_is_told(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    machine, own, clock = (itertools.cycle(pair) for pair in ((100.0, 101.5), (10.0, 10.5), (0.0, 1.0)))
+    monkeypatch.setattr(_beside, "_machine_s", partial(next, machine))
+    monkeypatch.setattr(_beside, "_own_s", partial(next, own))
+    monkeypatch.setattr(_beside.time, "monotonic", partial(next, clock))
+    said = []
+    for cores, threads in ((2, 2), (2, 1), (4, 3), (4, 4)):  # others had one core
+        monkeypatch.setattr(_beside.os, "cpu_count", partial(int, cores))
+        monkeypatch.setattr(torch, "get_num_threads", partial(int, threads))
+        _beside.watch_for_others()()
+        said.append(capsys.readouterr().err)
+    assert "(on 1.0 of 2 cores, beside 2 threads here): its times may be far too long" in said[0]
+    assert said[1:3] == ["", ""]
+    assert "on 1.0 of 4 cores" in said[3]
+
+
+def test_what_others_compute_is_what_the_machine_does_and_this_process_does_not() -> None:
+    before, own = _beside._machine_s(), _beside._own_s()
+    ends = time.monotonic() + 0.3
+    while time.monotonic() < ends:
+        pass
+    assert before is not None
+    assert _beside._machine_s() - before > _beside._own_s() - own - 0.1 > 0.02
+
+
+def test_only_what_was_measured_on_cores_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(_target, "watch_for_others", lambda: lambda: told.append(1))
+    (tmp_path / "train.py").write_text(
+        "import torch\ndef build(): return torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.rand(8, 4)\n"
+    )
+    _target.resolve_target(f"{tmp_path}/train.py:build", device="meta")
+    _target.resolve_target("gpt-7b")
+    assert not told
+    _target.resolve_target(f"{tmp_path}/train.py:build")
+    assert told == [1]

@@ -87,6 +87,10 @@ def test_what_a_prediction_rests_on_is_listed() -> None:
     one = predict(Plan(shard="parameters"), named_transformer("gpt-7b"), where, workers=64, batch=128)
     rows = {name: (value, basis) for name, value, basis in assumptions(one, where, precision="bfloat16")}
     assert rows["batch"] == ("128 samples, 2 a worker, 2 at a time", "given")
+    piped = Plan(pipeline_parallel_degree=3, micro_batches=4)
+    shared = predict(piped, named_transformer("gpt-7b"), where, workers=6, batch=24)
+    batch = assumptions(shared, where, precision="bfloat16")[0]
+    assert batch == ("batch", "24 samples, 12 a copy of the model, 3 at a time", "given")
     assert rows["products"] == ("72% of 312 TFLOP/s in bfloat16", "fitted")
     assert {"memory", "inside hosts", "between hosts", "sharded parameters", "overlap", "jitter"} <= rows.keys()
     assert [rows[row][1] for row in ("sharded parameters", "overlap", "jitter")] == ["assumed"] * 3  # by its file

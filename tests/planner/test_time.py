@@ -199,6 +199,32 @@ def test_a_split_that_names_no_layer_is_refused() -> None:
         predict(plan, chain(), cluster.load("closet"), workers=2, batch=2)
 
 
+@pytest.mark.parametrize("split", [("block9", "block3"), ("block3", "block3"), ("embedding", "block3")])
+def test_a_split_out_of_order_is_refused(split: tuple[str, str]) -> None:
+    plan = Plan(pipeline_parallel_degree=3, micro_batches=4, split=split)
+    where = cluster.load("selene-like")
+    with pytest.raises(PlanError, match=f"split: '{split[0] if split[0] == 'embedding' else 'block3'}' does not come"):
+        predict(plan, named_transformer("gpt-7b"), where, workers=3, batch=12)
+
+
+def test_a_split_may_name_what_holds_layers_as_the_trainer_has_it_and_nothing_inside_of_one() -> None:
+    layers = tuple(
+        dataclasses.replace(layer, name=name)
+        for name, layer in zip(("a.0", "a.1", "b.0", "b.1"), chain(4).layers, strict=True)
+    )
+    model, where = dataclasses.replace(chain(4), layers=layers), cluster.load("closet")
+
+    def step_s(name: str) -> float:
+        plan = Plan(pipeline_parallel_degree=2, micro_batches=2, split=(name,))
+        return predict(plan, model, where, workers=2, batch=2).step_s
+
+    assert step_s("b") == step_s("b.0") != step_s("b.1")
+    with pytest.raises(PlanError, match="'a' does not come after the layer before it, or begins the model"):
+        step_s("a")
+    with pytest.raises(PlanError, match="'b.1.up' is inside the layer 'b.1'"):
+        step_s("b.1.up")
+
+
 def test_switches_that_reduce_spare_half_of_the_traffic_of_many() -> None:
     where = Network.of(
         cluster.load("leafspine:leaves=8,ports=8,latency=0s,reduction.streaming=true,reduction.efficiency=1.0")

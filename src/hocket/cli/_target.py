@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ._beside import watch_for_others
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -181,16 +183,26 @@ def _kind(value: Any) -> str:
     return "missing" if value is None else f"of type {type(value).__name__}"
 
 
-def _function(target: str, device: str | None, degrees: Sequence[int]) -> Workload:
+def _captured(model: nn.Module, sample: Any, **more: Any) -> Workload:
+    """Return what a step asks for (`hocket.workload.capture`), and say if others computed while cores were measured."""
     from hocket.parallel.partition import DRY_RUNS
-    from hocket.parallel.pipeline import in_steps
     from hocket.workload import capture
+
+    tell = watch_for_others()
+    found = capture(model, sample, dry_runs=DRY_RUNS, **more)
+    if found.measured and found.source == "captured on cpu":
+        tell()
+    return found
+
+
+def _function(target: str, device: str | None, degrees: Sequence[int]) -> Workload:
+    from hocket.parallel.pipeline import in_steps
 
     path = Path(target.rpartition(":")[0])
     model, sample, loss = built(target)
     with _user_code(path):
         more: dict[str, Any] = {"loss": loss, "device": device}
-        found = capture(model, sample, name=path.stem, degrees=degrees, dry_runs=DRY_RUNS, **more)
+        found = _captured(model, sample, name=path.stem, degrees=degrees, **more)
         if not found.measured or any(value is not None for value in more.values()):
             return found
         # Measured here, and a sample is what the model takes.
@@ -253,26 +265,23 @@ def _threads(sharers: int) -> Iterator[None]:
 def _bundled(name: str, device: str, degrees: Sequence[int]) -> Workload:
     import torch
 
-    from hocket.parallel.partition import DRY_RUNS
-    from hocket.workload import capture
-
     place = torch.device(device)
     model: torch.nn.Module
-    more: dict[str, Any] = {"device": device, "name": name, "degrees": degrees, "dry_runs": DRY_RUNS}
+    more: dict[str, Any] = {"device": device, "name": name, "degrees": degrees}
     if name == "edsr":  # the paper's full model, magnifying by 4, patches of 48 pixels, 16 at a time
         from hocket.workloads.edsr.model import EDSR
 
         with place:
             model = EDSR("full", 4)
         patches = torch.zeros(16, 3, 48, 48)
-        return capture(model, patches, unit="image", **more)
+        return _captured(model, patches, unit="image", **more)
     if name == "resnet50":
         from hocket.workloads.resnet50.model import ResNet50
 
         with place:
             model = ResNet50()
         sample = torch.zeros(32, 3, 224, 224)
-        return capture(model, sample, optimizer="momentum", unit="image", **more)
+        return _captured(model, sample, optimizer="momentum", unit="image", **more)
     from torch.utils.data import default_collate
 
     from hocket.workloads import build, settings_from_options
@@ -284,4 +293,4 @@ def _bundled(name: str, device: str, degrees: Sequence[int]) -> Workload:
     def loss(model: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return made.loss_fn(model(*given[:-1]), given[-1])
 
-    return capture(made.model(), tuple(sample), loss=loss, **more)
+    return _captured(made.model(), tuple(sample), loss=loss, **more)

@@ -247,8 +247,10 @@ def _assumptions(
     unfitted = basis if basis == "measured" else "assumed"  # what no fit on published trainings tells
     parts = plan.micro_batches * plan.accumulate
     micro = -(-one.batch // (plan.data_parallel_degree * parts))
+    copies = plan.data_parallel_degree
+    own = f"{one.batch / copies:.4g} a {'worker' if copies == one.workers else 'copy of the model'}"
     rows = [
-        ("batch", f"{one.batch} samples, {one.batch / one.workers:.4g} a worker, {micro} at a time", "given"),
+        ("batch", f"{one.batch} samples, {own}, {micro} at a time", "given"),
         ("precision", _FLOAT8 if precision == "float8" else precision, "given"),
     ]
     for what in network.unlike.split():

@@ -22,19 +22,15 @@ def stage_cuts(
     """Return the layers with which the second and later stages begin: the plan's own, or those that balance `costs`.
 
     A captured model is cut as the Trainer will cut it: among cuts that are as good, where fewest bytes cross. Raises
-    PlanError: there are fewer layers than stages, or the plan names a module that is no layer. `costs` are the seconds
-    of each layer, or what is in proportion to them, and a micro-batch is `scale` times the workload's batch.
+    PlanError: there are fewer layers than stages, or the plan names what begins no layer, or not in the layers' order.
+    `costs` are the seconds of each layer, or what is in proportion to them, and a micro-batch is `scale` times the
+    workload's batch.
     """
     stages = plan.pipeline_parallel_degree * plan.stages_per_rank
     if stages == 1:
         return []
     if plan.split:
-        names = {layer.name: index for index, layer in enumerate(workload.layers)}
-        unknown = [name for name in plan.split if name not in names]
-        if unknown:
-            rule = f"{workload.name} has no layer {unknown[0]!r}"
-            raise PlanError("the plan cannot be timed:", [PlanFinding("split", rule, f"it has {', '.join(names)}")])
-        return [names[name] for name in plan.split]
+        return _named_cuts(plan.split, workload)
     if stages > len(workload.layers):
         rule = f"{stages} stages need as many layers, and {workload.name} has {len(workload.layers)}"
         remedy = f"use {len(workload.layers)} stages or fewer"
@@ -45,6 +41,31 @@ def stage_cuts(
         passes = plan.micro_batches * plan.stages_per_rank
         return list(_balanced(tuple(costs), stages, crossing, holds, link, passes))
     return list(_balanced_cuts(tuple(costs), stages))
+
+
+def _named_cuts(split: Sequence[str], workload: Workload) -> list[int]:
+    """Return the layers that a plan names: by themselves, or by a module that holds them and begins with one."""
+    names = [layer.name for layer in workload.layers]
+    begins = {name: index for index, name in reversed(list(enumerate(names)))}
+    cuts: list[int] = []
+    for name in split:
+        cut = begins.get(name)
+        if cut is None:
+            cut = next((index for index, layer in enumerate(names) if layer.startswith(f"{name}.")), None)
+        remedy = f"it has {', '.join(names)}"
+        if cut is None:
+            rule = f"{workload.name} has no layer {name!r}"
+            if whole := next((layer for layer in names if name.startswith(f"{layer}.")), None):
+                rule = (
+                    f"{name!r} is inside the layer {whole!r}, and what begins inside of one is run, but not predicted"
+                )
+            raise PlanError("the plan cannot be timed:", [PlanFinding("split", rule, remedy)])
+        if cut <= (cuts[-1] if cuts else 0):
+            rule = f"{name!r} does not come after the layer before it, or begins the model"
+            remedy = f"name layers in their order; {remedy}"
+            raise PlanError("the plan cannot be timed:", [PlanFinding("split", rule, remedy)])
+        cuts.append(cut)
+    return cuts
 
 
 @functools.lru_cache(maxsize=256)  # fitting constants asks for the same cuts again and again
