@@ -177,6 +177,10 @@ def queue_callback(callback: Callable[[], None]) -> None:
 
 # By number, so that all ranks call those of several models in one order.
 _before_backward: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_OF_GRAD = (
+    "grad_outputs", "retain_graph", "create_graph", "only_inputs", "allow_unused", "is_grads_batched",
+    "materialize_grads",
+)  # fmt: skip
 _listeners = itertools.count()
 _wrapped: list[Any] = []
 
@@ -186,7 +190,8 @@ def before_backward(listener: Any) -> None:
 
     torch has hooks for gradients, which come when the loss's part of the graph is gone, and none for the beginning. So
     the first listener wraps `torch.autograd.backward`, by which `Tensor.backward` goes, too. `torch.autograd.grad`,
-    which calls no hooks of parameters, has `listener.gradients_of(outputs, inputs)` called before.
+    which calls no hooks of parameters, has `listener.gradients_of(outputs, inputs)` called before, and after it
+    `listener.gradients_made(outputs, inputs, gradients, again)`, where `again` gives them for others of each.
     """
     if not _wrapped:
         _wrapped.append(plain := torch.autograd.backward)
@@ -201,6 +206,11 @@ def before_backward(listener: Any) -> None:
                 roots = [outputs] if isinstance(outputs, torch.Tensor) else (outputs := list(outputs))
                 for one in list(_before_backward.values()):
                     one.gradients_of(roots, wanted)
+                made = plain_grad(outputs, inputs, *args, **kwargs)
+                again = functools.partial(_gradients_again, plain_grad, args, kwargs)
+                for one in list(_before_backward.values()):
+                    one.gradients_made(roots, wanted, made, again)
+                return made
             return plain_grad(outputs, inputs, *args, **kwargs)
 
         @outside_compiler
@@ -215,6 +225,19 @@ def before_backward(listener: Any) -> None:
         torch.autograd.backward = backward
         torch.autograd.grad = grad
     _before_backward[next(_listeners)] = listener
+
+
+def _gradients_again(
+    grad: Any, args: Any, kwargs: Any, outputs: Any, inputs: Any, other: Callable[[torch.Tensor], torch.Tensor]
+) -> Any:
+    """Call `torch.autograd.grad` as the program has, for others of its tensors; it keeps their graph."""
+    given = {"grad_outputs": None, **dict(zip(_OF_GRAD, args, strict=False)), **kwargs}
+    by = given["grad_outputs"]
+    if isinstance(by, torch.Tensor):
+        by = [by]
+    given["grad_outputs"] = by and [one if one is None else other(one) for one in by]
+    given |= {"allow_unused": True, "retain_graph": True}
+    return grad([other(one) for one in outputs], [other(one) for one in inputs], **given)
 
 
 def graph_marks(tensors: Sequence[torch.Tensor]) -> set[int]:
@@ -270,6 +293,22 @@ def leaves(tensor: torch.Tensor) -> list[torch.Tensor]:
             seen.add(node)
             found += [node.variable] if hasattr(node, "variable") else []
             todo += [below for below, _ in node.next_functions]
+    return found
+
+
+def readers(tensor: torch.Tensor, ids: set[int]) -> set[int]:
+    """Return the places in a tensor's graph of the operators that read leaves of these identities."""
+    found: set[int] = set()
+    seen: set[Any] = set()
+    todo: list[Any] = [tensor.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            below = [one for one, _ in node.next_functions]
+            if any(id(getattr(one, "variable", None)) in ids for one in below):
+                found.add(node._sequence_nr())
+            todo += below
     return found
 
 

@@ -188,6 +188,32 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self.mixes or all(torch.isin(sums(other), sums(one)).all() for one, found in known for other in found):
             self.mixes, self._others = False, WeakTensorKeyDictionary()
 
+    def differentiated(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], gradients: Sequence[Any], again: Any
+    ) -> None:
+        """Follow gradients that the program has taken of what is followed, which samples may share.
+
+        `again(outputs, inputs, other)` gives those of others of the tensors.
+        """
+        if self._rests or torch_adapter.dispatch_mode() is not self or torch_adapter.in_transform():
+            return
+        known = [one for one in gradients if isinstance(one, torch.Tensor) and one not in self._others]
+        if not known or any(not isinstance(one, torch.Tensor) or self._of(one) is None for one in outputs):
+            return
+
+        def other(place: int, one: torch.Tensor) -> torch.Tensor:
+            found = self._of(one)
+            return one if found is None else found[place]  # type: ignore[no-any-return]
+
+        try:
+            with torch_adapter.unseen(), torch_adapter.unsaved(), warnings.catch_warnings(action="ignore"):
+                others = [again(outputs, inputs, functools.partial(other, place)) for place in _PLACES]
+        except Exception:  # a graph that the other choices of samples have not
+            return
+        for one, *some in zip(gradients, *others, strict=True):
+            if isinstance(one, torch.Tensor) and all(each is not None for each in some) and self._affords(one):
+                self._others[one] = [(_version(one),), *some]
+
     @property
     def given_off(self) -> float:
         """How far what models were given is from samples by themselves, relative; 0 where it is so, or not known."""
