@@ -94,9 +94,9 @@ class UnseenLosses:
         if max(offs) and not any(mixes):
             raise RuntimeError(
                 "the loss of a sample depends on other samples of its batch (in-batch negatives, a ranking, a "
-                "statistic of the batch, a step of an inner loop on some of them), and a rank has only some of them: with "
-                f"some of this rank's samples exchanged it is {max(offs):.2g} off, relative, from a sum of one term for "
-                "each sample. It is not computed by model(...), but by another method of the model, its module or "
+                "statistic of the batch, a step of an inner loop on some of them), and a rank has only some of them: "
+                f"with some of this rank's samples exchanged it is {max(offs):.2g} off, relative, from a sum of one "
+                "term for each sample. It is not computed by model(...), but by another method of it, its module or "
                 "torch.func.functional_call. Gather what it needs with a collective that has a gradient "
                 "(torch.distributed.nn.functional.all_gather), take hocket.average of a statistic, or take "
                 "hocket.Trainer with a plan that does not cut batches"
