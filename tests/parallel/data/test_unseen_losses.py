@@ -35,7 +35,7 @@ class Losing(nn.Module):
         return functional.cross_entropy(self.net(x), y)
 
 
-def said(step: Step) -> list[str]:
+def said(step: Step, optimizers: list[Any] | None = None) -> list[str]:
     """Train for two epochs; return the warnings."""
     torch.manual_seed(0)
     model = Losing()
@@ -44,6 +44,8 @@ def said(step: Step) -> list[str]:
     loader = DataLoader(TensorDataset(x, torch.randint(3, (SAMPLES,), generator=draw)), batch_size=BATCH)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    if optimizers is not None:
+        optimizers.append(optimizer)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
@@ -54,10 +56,10 @@ def said(step: Step) -> list[str]:
     return [str(one.message) for one in caught]
 
 
-def refused(step: Step) -> str:
+def refused(step: Step, optimizers: list[Any] | None = None) -> str:
     """Return why a loop is refused; nothing where it trains."""
     try:
-        said(step)
+        said(step, optimizers)
     except RuntimeError as error:
         return str(error)
     return ""
@@ -160,18 +162,34 @@ class Queue:
         return functional.cross_entropy(logits, torch.zeros(len(x), dtype=torch.int64))
 
 
+class Decided:
+    """Lets one rank alone take another learning rate after the second batch, as a scheduler by its loss does."""
+
+    def __init__(self, optimizers: list[Any]) -> None:
+        self.optimizers, self.batches = optimizers, 0
+
+    def loss(self, model: Any, x: Tensor, y: Tensor) -> Tensor:
+        self.batches += 1
+        if self.batches > 2:
+            for group in self.optimizers[0].param_groups:
+                group["lr"] = 0.1 / (1 + torch.distributed.get_rank())
+        return torch.as_tensor(model.loss(x, y))
+
+
 def met() -> list[str]:
     def by_rows(model: Any, x: Tensor, y: Tensor) -> Tensor:
         return functional.cross_entropy(model.net(x), y, reduction="sum")
 
     steps: list[Step] = [contrasted, normalised, adapted_to_a_half, Queue().loss, by_rows]
-    return [refused(step) for step in steps]
+    optimizers: list[Any] = []
+    return [*(refused(step) for step in steps), refused(Decided(optimizers).loss, optimizers)]
 
 
 def test_losses_of_another_way_in_which_samples_meet_are_refused_on_all_ranks() -> None:
     first, second = run_ranks(met, 2, timeout_s=100)
     words = [*["depends on other samples"] * 3, "what the loop keeps from batch to batch", "is a sum over samples"]
-    assert [word in one for one, word in zip(first, words, strict=True)] == [True] * 5
+    words.append("the optimizer is not the same")
+    assert [word in one for one, word in zip(first, words, strict=True)] == [True] * 6
     assert first == second
 
 

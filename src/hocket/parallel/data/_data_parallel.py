@@ -386,6 +386,7 @@ class DataParallel(StandsForModule):
         if self._reducer is None or note.share is None:
             return
         self._left_out.next(note)
+        self._unseen.next()
         self._outside.watch()
         self._open = True
         self._batches += 1
@@ -448,7 +449,7 @@ class DataParallel(StandsForModule):
         again = not reducer.awaits_backward  # another loss of one forward pass, which may divide by something else
         if (again or _aside.get()) and not torch_adapter.reaches(roots[0], self._made):
             if self._open and not _aside.get() and reducer.synchronises and self._loss_reduction == "mean":
-                self._unseen.backward(roots[0], self._replicated, _exchanged, self.module)
+                self._unseen.backward(roots[0], self._replicated, self.module, _exchanged, self._losses)
             return
         reducer.find_hooks()
         if self._draws is not None and note is not None and note.share is not None:

@@ -161,6 +161,15 @@ class LossWeights:
         """
         self._compare(loss, made, share, 0.0, summed=True)
 
+    def unseen(self, loss: torch.Tensor, readers: set[int], share: BatchShard) -> None:
+        """Compare replicas, and numbers in a loss that is computed by another way, now; a collective operation.
+
+        Raises:
+            RuntimeError: replicas differ; on every rank alike.
+        """
+        found = self._marks.compare(self._world, lambda: self._numbers.numbers(loss, readers, share), now=True)
+        self._numbers.tell(found or [0.0] * LossNumbers.SIZE, self._world)
+
     def _compare(
         self, loss: torch.Tensor, made: set[int], share: BatchShard | None, more: float, *, summed: bool
     ) -> float | None:

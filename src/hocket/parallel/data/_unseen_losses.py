@@ -14,6 +14,7 @@ from ._coupling import sums_of_samples
 from ._exchanged import ExchangedSamples
 from ._first_loss import SMALL_SUM
 from ._kept import KEPT_APART, unlike
+from ._loss_weight import LossWeights
 
 _BATCHES, _EACH = 2, 2
 """Batches whose losses are looked at, and how many of each."""
@@ -30,27 +31,31 @@ class UnseenLosses:
         self._tells = world.rank == 0
         self._told = False  # of what may not be that of one device
         self._count = 0
-        self._batch: object = None
-        self._batches, self._left = _BATCHES, 0  # that are to be looked at, and losses of this batch
+        self._batches = self._looked = 0  # that have come, and whose losses were looked at
+        self._left, self._first = 0, True  # losses of this batch that are looked at; whether none was yet
+
+    def next(self) -> None:
+        """Take notice of a batch; ranks compare themselves in those whose number is a power of two, and each 32nd."""
+        self._batches += 1
+        self._first = True
+        self._left = _EACH if self._looked < _BATCHES else int(due(self._batches))
 
     def backward(
         self,
         loss: torch.Tensor,
         parameters: Iterable[torch.Tensor],
-        exchanged: ExchangedSamples,
         module: torch.nn.Module,
+        exchanged: ExchangedSamples,
+        losses: LossWeights,
     ) -> None:
         """Look at a loss whose back-propagation begins; in the first ones a collective operation, if it trains these.
 
         Raises:
-            RuntimeError: samples meet in it, or it is a sum; on every rank alike.
+            RuntimeError: samples meet in it, it is a sum, or ranks' replicas differ; on every rank alike.
         """
         note = _batch.trained()
         if note is None or note.share is None or _batch.contested():
             return
-        if note is not self._batch:
-            self._batch, self._left = note, _EACH if self._batches else 0
-            self._batches -= bool(self._batches)
         self._count += 1
         looks, tells = self._left > 0 and note.share.total > 1, self._tells and not note.stated and due(self._count)
         if not (looks or tells) or loss.numel() != 1 or loss.grad_fn is None or of_parameters(loss.grad_fn):
@@ -59,7 +64,12 @@ class UnseenLosses:
             return
         if looks:
             self._left -= 1
-            self._check(loss, readers, exchanged, note, batch_norm=any(map(_is_batch_norm, module.modules())))
+            if self._first:
+                self._first = False
+                losses.unseen(loss, readers, note.share)
+                self._looked += 1
+            if self._looked <= _BATCHES:
+                self._check(loss, readers, exchanged, note, batch_norm=any(map(_is_batch_norm, module.modules())))
         if tells:
             self._tell_count(loss, note.share)
 
