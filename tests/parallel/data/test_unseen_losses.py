@@ -1,4 +1,4 @@
-"""Losses that are computed by another way than model(...), and divide by something else than samples, are told."""
+"""Losses that are computed by another way than model(...): some are told, and refused where samples meet."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Losing(nn.Module):
         return functional.cross_entropy(self.net(x), y)
 
 
-def said(step: Step) -> list[str]:
+def said(step: Step, optimizers: list[Any] | None = None) -> list[str]:
     """Train for two epochs; return the warnings."""
     torch.manual_seed(0)
     model = Losing()
@@ -44,6 +44,8 @@ def said(step: Step) -> list[str]:
     loader = DataLoader(TensorDataset(x, torch.randint(3, (SAMPLES,), generator=draw)), batch_size=BATCH)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    if optimizers is not None:
+        optimizers.append(optimizer)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
@@ -52,6 +54,15 @@ def said(step: Step) -> list[str]:
                 step(model, x, y).backward()
                 optimizer.step()
     return [str(one.message) for one in caught]
+
+
+def refused(step: Step, optimizers: list[Any] | None = None) -> str:
+    """Return why a loop is refused; nothing where it trains."""
+    try:
+        said(step, optimizers)
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def some(x: Tensor, y: Tensor) -> Tensor:
@@ -95,8 +106,91 @@ def silent() -> list[list[str]]:
         lambda model, x, y: functional.cross_entropy(model(x), some(x, y)),
         lambda model, x, y: sum(model.loss(x[i : i + 1], y[i : i + 1]) for i in range(len(x))) / len(x),
         lambda model, x, y: model.net(x).square().mean(),
+        adapted_to_each,
+        with_a_penalty_of_gradients,
     ]
     return [said(step) for step in steps]
+
+
+def contrasted(model: Any, x: Tensor, _: Tensor) -> Tensor:
+    one, other = (functional.normalize(model.net(rows), dim=1) for rows in (x, 0.9 * x + 0.1))
+    return functional.cross_entropy(one @ other.T, torch.arange(len(x)))
+
+
+def normalised(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    advantages = (x[:, 0] - x[:, 0].mean()) / x[:, 0].std()
+    return (functional.cross_entropy(model.net(x), y, reduction="none") * advantages).mean()
+
+
+def adapted(model: Any, given: tuple[Tensor, Tensor], asked: tuple[Tensor, Tensor]) -> Tensor:
+    """The loss after one step of an inner loop."""
+    weights = dict(model.named_parameters())
+    with model.no_sync():
+        inner = functional.cross_entropy(functional_call(model.module, weights, given[:1]), given[1])
+        gradients = torch.autograd.grad(inner, list(weights.values()), create_graph=True)
+    moved = {name: one - by for (name, one), by in zip(weights.items(), gradients, strict=True)}
+    return functional.cross_entropy(functional_call(model.module, moved, asked[:1]), asked[1])
+
+
+def adapted_to_a_half(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    half = len(x) // 2
+    return adapted(model, (x[:half], y[:half]), (x[half:], y[half:]))
+
+
+def adapted_to_each(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    rows = [(x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
+    return torch.stack([adapted(model, (0.5 * one, label), (one, label)) for one, label in rows]).mean()
+
+
+def with_a_penalty_of_gradients(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    output = model.net(x)
+    (gradients,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+    return functional.cross_entropy(output, y) + (gradients.norm(dim=1) - 1).square().mean()
+
+
+class Queue:
+    """Keys of batches before, which each rank has from its own samples."""
+
+    def __init__(self) -> None:
+        self.keys = torch.ones(4, 3, dtype=torch.float64)
+
+    def loss(self, model: Any, x: Tensor, _: Tensor) -> Tensor:
+        output = model.net(x)
+        logits = torch.cat([output.sum(1, keepdim=True), output @ self.keys.T], 1)
+        self.keys = torch.cat([output.detach(), self.keys])[:6]
+        return functional.cross_entropy(logits, torch.zeros(len(x), dtype=torch.int64))
+
+
+class Decided:
+    """Lets one rank alone take another learning rate after the second batch, as a scheduler by its loss does."""
+
+    def __init__(self, optimizers: list[Any]) -> None:
+        self.optimizers, self.batches = optimizers, 0
+
+    def loss(self, model: Any, x: Tensor, y: Tensor) -> Tensor:
+        self.batches += 1
+        if self.batches > 2:
+            for group in self.optimizers[0].param_groups:
+                group["lr"] = 0.1 / (1 + torch.distributed.get_rank())
+        return torch.as_tensor(model.loss(x, y))
+
+
+def met() -> list[str]:
+    def by_rows(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        return functional.cross_entropy(model.net(x), y, reduction="sum")
+
+    steps: list[Step] = [contrasted, normalised, adapted_to_a_half, Queue().loss, by_rows]
+    optimizers: list[Any] = []
+    return [*(refused(step) for step in steps), refused(Decided(optimizers).loss, optimizers)]
+
+
+def test_losses_of_another_way_in_which_samples_meet_are_refused_on_all_ranks() -> None:
+    first, second = run_ranks(met, 2, timeout_s=100)
+    words = [*["depends on other samples"] * 3, "what the loop keeps from batch to batch", "is a sum over samples"]
+    words.append("the optimizer is not the same")
+    assert [word in one for one, word in zip(first, words, strict=True)] == [True] * 6
+    assert first == second
 
 
 def test_losses_of_another_way_that_count_otherwise_are_told() -> None:

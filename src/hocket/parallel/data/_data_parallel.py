@@ -134,7 +134,7 @@ class DataParallel(StandsForModule):
         self._looks_again = _LOOKS_AGAIN
         self._anew = False  # whether a loss has had another form since, as of what a loop keeps for later
         self._input_gradients = InputGradients(world.rank)
-        self._unseen = UnseenLosses(world.rank)
+        self._unseen = UnseenLosses(world)
         self._share = 1.0  # the weight by samples of the latest batch
         self._outside = OutsideModules(lambda: [one.module for one in _living])
         self._forwards = 0
@@ -388,6 +388,7 @@ class DataParallel(StandsForModule):
         if self._reducer is None or note.share is None:
             return
         self._left_out.next(note)
+        self._unseen.next()
         self._outside.watch()
         self._open = True
         self._batches += 1
@@ -450,7 +451,7 @@ class DataParallel(StandsForModule):
         again = not reducer.awaits_backward  # another loss of one forward pass, which may divide by something else
         if (again or _aside.get()) and not torch_adapter.reaches(roots[0], self._made):
             if self._open and not _aside.get() and reducer.synchronises and self._loss_reduction == "mean":
-                self._unseen.backward(roots[0], self._replicated)
+                self._unseen.backward(roots[0], self._replicated, self.module, _exchanged, self._losses)
             return
         reducer.find_hooks()
         if self._draws is not None and note is not None and note.share is not None:
@@ -543,6 +544,13 @@ class DataParallel(StandsForModule):
             )
         with _exchanged.paused():
             self._input_gradients.asked(outputs, inputs, None if self._latest is None else self._latest.share)
+
+    def gradients_made(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], gradients: Any, again: Any
+    ) -> None:
+        """Follow what `torch.autograd.grad` has given into the loss."""
+        if self._reducer is not None:
+            _exchanged.differentiated(outputs, inputs, gradients, again)
 
     def _weigh(self, reducer: GradientReducer, note: _batch.Note | None) -> float:
         """Set the weight of the coming gradients; return by what to scale those of this forward pass besides.

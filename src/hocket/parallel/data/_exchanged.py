@@ -188,6 +188,37 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self.mixes or all(torch.isin(sums(other), sums(one)).all() for one, found in known for other in found):
             self.mixes, self._others = False, WeakTensorKeyDictionary()
 
+    def differentiated(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], gradients: Sequence[Any], again: Any
+    ) -> None:
+        """Follow gradients that the program has taken of what is followed, which samples may share.
+
+        `again(outputs, inputs, other)` gives those of others of the tensors. Outputs of models, of which others are
+        rows alone, have those of inputs with a row for each sample in the same order.
+        """
+        if self._rests or torch_adapter.dispatch_mode() is not self or torch_adapter.in_transform():
+            return
+        known = [one for one in gradients if isinstance(one, torch.Tensor) and one not in self._others]
+        if not known or any(not isinstance(one, torch.Tensor) or self._of(one) is None for one in outputs):
+            return
+
+        def other(place: int, one: torch.Tensor) -> torch.Tensor:
+            found = self._of(one)
+            return one if found is None else found[place]  # type: ignore[no-any-return]
+
+        try:
+            with torch_adapter.unseen(), torch_adapter.unsaved(), warnings.catch_warnings(action="ignore"):
+                others = [again(outputs, inputs, functools.partial(other, place)) for place in _PLACES]
+        except Exception:  # a graph that the other choices of samples have not
+            others = [[None] * len(gradients)] * OTHERS
+        for one, source, *some in zip(gradients, inputs, *others, strict=True):
+            if one is None or one in self._others:
+                continue
+            if all(each is not None for each in some) and self._affords(one):
+                self._others[one] = [(_version(one),), *some]
+            elif isinstance(source, torch.Tensor) and self._of(source) is not None and has_rows(source, self._samples):
+                self.follow([one], self._samples)
+
     @property
     def given_off(self) -> float:
         """How far what models were given is from samples by themselves, relative; 0 where it is so, or not known."""
@@ -282,7 +313,11 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def other(one: torch.Tensor) -> torch.Tensor:
             known = self._of(one)
-            return (one.detach().clone() if changes else one) if known is None else known[place]
+            if known is None:
+                return one.detach().clone() if changes else one
+            if one.requires_grad and not known[place].requires_grad:  # no operator tells of requires_grad_()
+                known[place].requires_grad_()
+            return known[place]  # type: ignore[no-any-return]
 
         def number(one: Any) -> Any:
             return self._items[one][place - 1] if isinstance(one, float) and one in self._items else one

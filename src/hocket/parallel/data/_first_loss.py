@@ -21,6 +21,12 @@ from ._coupling import (
     taken_beside,
 )
 
+SMALL_SUM = (
+    "a term of the loss is a sum over this rank's {} samples times a constant: if that is not one divided by how many "
+    "the loop has, the term counts 1/{} of what it does on one device, since ranks' losses are averaged: make it a "
+    "mean over the samples that the loop has"
+)
+
 
 class FirstLoss(NamedTuple):
     """What a rank's loss of the first batch is like."""
@@ -160,8 +166,4 @@ def _tell(everyone: Sequence[FirstLoss], share: BatchShard) -> None:
             "whole batch",
         )
     if everyone[0].summed == "small":
-        warn(
-            f"a term of the loss is a sum over this rank's {share.samples} samples times a constant: if that is not "
-            f"one divided by how many the loop has, the term counts 1/{share.world} of what it does on one device, "
-            "since ranks' losses are averaged: make it a mean over the samples that the loop has",
-        )
+        warn(SMALL_SUM.format(share.samples, share.world))

@@ -23,6 +23,14 @@ class Dependency:
     kept: bool  # whether it was computed from samples of a batch before; else nothing is known of where it is from
 
 
+KEPT_APART = (
+    "the loss depends on what the loop keeps from batch to batch and computes from samples (a center, a queue, a bank, "
+    "a running mean), which is not the same on all ranks ({}): each has it from its own samples. Give it "
+    "hocket.average of a statistic, or all ranks' samples (torch.distributed.all_gather), or take hocket.Trainer with "
+    "a plan that does not cut batches; if each rank is to have its own (a replay buffer, say), keep hocket.own(...) of "
+    "it"
+)
+
 _TOLERANCE = 1e-5  # of that sum: hosts of different processors round the last place differently
 _COUNT = 1e-9  # how far the reciprocal of a quotient by a count is from the count; smaller numbers are guards against 0
 _MOST = 2**22  # elements of what is compared

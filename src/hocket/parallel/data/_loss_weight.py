@@ -17,7 +17,7 @@ from ._batch_parts import BatchParts
 from ._coupling import constant_divisors, form_of, is_listed, scale_of_means
 from ._exchanged import ExchangedSamples
 from ._first_loss import FirstLoss, check_first
-from ._kept import unlike
+from ._kept import KEPT_APART, unlike
 from ._later_padding import LATENT, LaterPadding
 from ._loss_numbers import LossNumbers
 from ._loss_signs import LossSigns, TermCounts
@@ -161,6 +161,15 @@ class LossWeights:
         """
         self._compare(loss, made, share, 0.0, summed=True)
 
+    def unseen(self, loss: torch.Tensor, readers: set[int], share: BatchShard) -> None:
+        """Compare replicas, and numbers in a loss that is computed by another way, now; a collective operation.
+
+        Raises:
+            RuntimeError: replicas differ; on every rank alike.
+        """
+        found = self._marks.compare(self._world, lambda: self._numbers.numbers(loss, readers, share), now=True)
+        self._numbers.tell(found or [0.0] * LossNumbers.SIZE, self._world)
+
     def _compare(
         self, loss: torch.Tensor, made: set[int], share: BatchShard | None, more: float, *, summed: bool
     ) -> float | None:
@@ -217,13 +226,7 @@ class LossWeights:
         constants = set.intersection(*(one for _, one, _ in everyone))
         sizes = [some for *_, some in everyone]
         if differs := unlike(sizes, kept=True):
-            raise RuntimeError(
-                "the loss depends on what the loop keeps from batch to batch and computes from samples (a center, a "
-                f"queue, a bank, a running mean), which is not the same on all ranks ({differs}): each has it from its "
-                "own samples. Give it hocket.average of a statistic, or all ranks' samples (torch.distributed."
-                "all_gather), or take hocket.Trainer with a plan that does not cut batches; if each rank is to have "
-                "its own (a replay buffer, say), keep hocket.own(...) of it"
-            )
+            raise RuntimeError(KEPT_APART.format(differs))
         before, self._constants = self._constants, constants
         self._takes_counts |= bool(counted)
         if now or (other and self._takes_counts):

@@ -65,8 +65,12 @@ class ReplicaMarks:
         """How often the optimizers have updated."""
         return sum(updates for _, (updates,) in self._optimizers)
 
-    def compare(self, world: World, more: Callable[[], Sequence[float]] = tuple) -> list[float] | None:
+    def compare(
+        self, world: World, more: Callable[[], Sequence[float]] = tuple, *, now: bool = False
+    ) -> list[float] | None:
         """Compare in a sum of their own, in the calls that are powers of two and in every 32nd; a collective operation.
+
+        `now` has it done in this call, which is not counted.
 
         Returns:
             The sums over ranks of what `more` gives then; None in other calls.
@@ -74,8 +78,8 @@ class ReplicaMarks:
         Raises:
             RuntimeError: See `check`.
         """
-        self._passes += 1
-        if not due(self._passes):
+        self._passes += not now
+        if not now and not due(self._passes):
             return None
         sums = torch.cat([self.numbers(), torch.tensor(more(), dtype=torch.float64)]).to(world.device)
         with comm.label("replicas compared"):
