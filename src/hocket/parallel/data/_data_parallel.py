@@ -55,7 +55,7 @@ def _looking_away(method: _M) -> _M:
     def run(self: "DataParallel", *args: Any) -> Any:
         if self._looks:
             _exchanged.end()
-        with _exchanged.hidden():
+        with _exchanged.paused(), _exchanged.hidden():  # another model may look on
             return method(self, *args)
 
     return cast(_M, run)
