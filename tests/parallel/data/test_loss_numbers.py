@@ -184,3 +184,53 @@ def test_numbers_within_a_loss_are_compared_if_it_is_of_the_same_form() -> None:
     first, _, last, unlimited = (one or (0.0, 0.0) for one in (*found, other))
     assert first[0] == last[0] != unlimited[0]
     assert numbers_within(torch.stack([row.sum() * 0.3 for row in rows]).mean(), set(), 4) is None
+
+
+class OwnLoss(nn.Module):
+    """Computes its loss itself, and divides it by what the loop says, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4).double()
+
+    def forward(self, x: Tensor, y: Tensor, count: Any) -> Tensor:
+        loss: Tensor = functional.cross_entropy(self.layer(x), y, reduction="sum") / count
+        return loss
+
+
+def divided_by_a_count(total: bool, reduction: str) -> tuple[list[float], list[str]]:
+    """The losses, and what is said, where the loop counts the labels of a rank, or those of all ranks."""
+    torch.manual_seed(0)
+    draw = torch.Generator().manual_seed(1)
+    x, y = torch.randn(32, 6, generator=draw, dtype=torch.float64), torch.randint(4, (32,), generator=draw)
+    y[::3] = -100
+    own: Any = OwnLoss()
+    optimizer: Any = torch.optim.SGD(own.parameters(), 0.1)
+    loader: Any = DataLoader(TensorDataset(x, y), batch_size=8)
+    model, optimizer, loader = hocket.distribute(own, optimizer, loader, loss_reduction=reduction)
+    losses = []
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            for rows, labels in loader:
+                count = int((labels != -100).sum())
+                loss = model(rows, labels, int(hocket.total(count)) if total else count)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(float(hocket.total(loss.detach())))
+        except RuntimeError as error:
+            return [], [str(error)]
+    return losses, [str(one.message) for one in said if FACTOR in str(one.message)]
+
+
+def test_a_count_that_a_loop_gives_to_the_model_is_that_of_all_ranks() -> None:
+    (alone,) = run_ranks(divided_by_a_count, 1, True, "sum", timeout_s=120)
+    for losses, said in run_ranks(divided_by_a_count, 2, True, "sum", timeout_s=120):
+        assert losses == pytest.approx(alone[0], rel=1e-9)
+        assert not said
+    for _, (refused,) in run_ranks(divided_by_a_count, 2, False, "mean", timeout_s=120):
+        assert "num_items_in_batch" in refused
+    (_, (told,)), (_, none) = run_ranks(divided_by_a_count, 2, False, "sum", timeout_s=120)
+    assert "divide by hocket.total of their number" in told
+    assert not none

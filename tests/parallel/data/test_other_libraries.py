@@ -62,6 +62,97 @@ def test_one_that_divides_each_batch_or_none_is_not(kind: str) -> None:
     assert run_ranks(said_of_a_prepared_loader, 2, kind, timeout_s=120) == [([], 6)] * 2
 
 
+def rates_and_what_is_said(kind: str, trainer: bool) -> tuple[list[float], list[str]]:
+    """The learning rates of six steps by a schedule that Accelerate has prepared, and what is said of it."""
+    from accelerate import Accelerator, DataLoaderConfiguration
+
+    accelerator = Accelerator(
+        cpu=True,
+        dataloader_config=DataLoaderConfiguration(split_batches=kind == "split"),
+        step_scheduler_with_optimizer=kind != "alone",
+    )
+    model: Any = nn.Linear(4, 1)
+    optimizer: Any = torch.optim.SGD(model.parameters(), 0.1)
+    schedule: Any = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    other = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(nn.Linear(4, 1).parameters(), 0.1), 1, 0.5)
+    kept = accelerator.prepare(other) if kind == "other's" else None
+    if kind != "other's":
+        optimizer, schedule = accelerator.prepare(optimizer, schedule)
+    loader: Any = DataLoader(data(), batch_size=8)
+    rates = []
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        if trainer:
+            made = hocket.Trainer(model, nn.functional.mse_loss, optimizer)
+            for batch in made.batches(loader):
+                made.step(batch)
+                schedule.step()
+                rates.append(optimizer.param_groups[0]["lr"])
+        else:
+            model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+            for x, y in loader:
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+                schedule.step()
+                rates.append(optimizer.param_groups[0]["lr"])
+    del kept
+    return rates, [str(one.message) for one in said if "Accelerate's schedule" in str(one.message)]
+
+
+@pytest.mark.parametrize("trainer", [False, True])
+def test_a_schedule_of_accelerate_that_goes_a_step_for_each_rank_is_told_of(trainer: bool) -> None:
+    pytest.importorskip("accelerate")
+    found = run_ranks(rates_and_what_is_said, 2, "each", trainer, timeout_s=120)
+    assert all(rates == [0.1 * 0.25**step for step in range(1, 7)] for rates, _ in found)
+    assert [len(said) for _, said in found] == [1, 0]
+    assert "goes 2 steps in each step of the loop" in found[0][1][0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "trainer"), [("split", False), ("alone", False), ("alone", True), ("other's", False), ("other's", True)]
+)
+def test_one_that_goes_once_is_not(kind: str, trainer: bool) -> None:
+    pytest.importorskip("accelerate")
+    found = run_ranks(rates_and_what_is_said, 2, kind, trainer, timeout_s=120)
+    assert found == [([0.1 * 0.5**step for step in range(1, 7)], [])] * 2
+
+
+def test_nor_is_one_in_one_process() -> None:
+    pytest.importorskip("accelerate")
+    assert run_ranks(rates_and_what_is_said, 1, "each", False, timeout_s=120)[0][1] == []
+
+
+def said_of_divided_batches(samples: int, drop_last: bool, even: bool) -> list[str]:
+    from accelerate import Accelerator, DataLoaderConfiguration
+
+    model, optimizer, _ = hocket.distribute(net := nn.Linear(4, 1), torch.optim.SGD(net.parameters(), 0.1))
+    rows = TensorDataset(*(one[:samples] for one in data().tensors))
+    accelerator = Accelerator(
+        cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=True, even_batches=even)
+    )
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for x, y in accelerator.prepare(DataLoader(rows, batch_size=8, drop_last=drop_last)):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+    return [str(one.message) for one in said if "Accelerate's loader" in str(one.message)]
+
+
+@pytest.mark.parametrize(
+    ("samples", "drop_last", "even", "told"),
+    [(45, False, True, 1), (45, True, True, 0), (45, False, False, 0), (40, False, True, 0)],
+)
+def test_a_last_batch_that_accelerate_completes_is_told_of(
+    samples: int, drop_last: bool, even: bool, told: int
+) -> None:
+    pytest.importorskip("accelerate")
+    found = run_ranks(said_of_divided_batches, 2, samples, drop_last, even, timeout_s=120)
+    assert [len(said) for said in found] == [told, 0]
+    assert not told or "completes the last batch, of 5, with samples of the first ones" in found[0][0]
+
+
 def refusal_of_a_prepared_loader() -> str:
     from accelerate import Accelerator
 

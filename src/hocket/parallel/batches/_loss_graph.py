@@ -10,7 +10,7 @@ from hocket.comm import torch_adapter
 
 SAME_VALUES = (
     "Neg", "ToCopy", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Alias", "Clone", "Expand",
-    "Permute", "NanToNum",
+    "Permute", "NanToNum", "_ScaledByHocket",
 )  # fmt: skip
 SUMS = ("SumBackward0", "SumBackward1", "NansumBackward0", "NansumBackward1", "DotBackward0", "VdotBackward0")
 """Sums where the result is a scalar, also of products: `losses.sum(0)`, `losses @ mask`."""

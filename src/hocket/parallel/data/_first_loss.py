@@ -117,7 +117,9 @@ def _refuse(everyone: Sequence[FirstLoss]) -> None:
         if said.mixed.endswith("as a sum over samples is"):
             raise RuntimeError(
                 f"the model computes a loss that is a sum over samples ({said.mixed}), and ranks' losses are averaged: "
-                'pass hocket.distribute(..., loss_reduction="sum"), or divide it by the number of samples'
+                'pass hocket.distribute(..., loss_reduction="sum"), or divide it by the number of samples. Where the '
+                "loop tells the model what to divide by (num_items_in_batch), leave that out, or pass "
+                'loss_reduction="sum" and give it hocket.total(count): a sum over ranks is divided by what all count'
             )
         raise RuntimeError(
             "the model computes what it gives for a sample, or its loss, from other samples of its batch (a "

@@ -349,7 +349,7 @@ def remove(hooks: dict[int, Any]) -> None:
         hook.remove()
 
 
-class _ScaleGradient(torch.autograd.Function):
+class _ScaledByHocket(torch.autograd.Function):  # by this name what is said of a loss goes on below it
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, factor: float) -> torch.Tensor:
         ctx.factor = factor
@@ -374,7 +374,7 @@ def scale_gradients(output: Any, factor: float) -> Any:
         if not tensor.requires_grad:
             return tensor
         scaled += 1
-        result: torch.Tensor = _ScaleGradient.apply(tensor, factor)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = _ScaledByHocket.apply(tensor, factor)  # type: ignore[no-untyped-call]
         return result
 
     result = _trees.mapped(output, scale)

@@ -50,7 +50,7 @@ class LossNumbers:
     SIZE: Final = 10
 
     def __init__(self) -> None:
-        self._told = False
+        self._told = self._summed = False
         self._mine: list[float] = []  # of the latest loss
 
     def numbers(self, loss: torch.Tensor, made: set[int], share: BatchShard, *, summed: bool = False) -> list[float]:
@@ -65,7 +65,7 @@ class LossNumbers:
             share: This rank's part of the batch.
             summed: Whether the program has told that losses are sums.
         """
-        self._mine = []
+        self._mine, self._summed = [], summed
         if self._told or share.uneven or share.samples < 2 or loss.numel() != 1 or loss.grad_fn is None:
             return [0.0] * self.SIZE
         self._mine = found = factors(loss, share.samples, summed=summed)
@@ -83,10 +83,11 @@ class LossNumbers:
             return
         said = ""
         if _differ(ranks, value, values):
+            count = "divide by hocket.total of their number" if self._summed else "pass loss_weight"
             said = (
                 "the program multiplies its loss, or a term of it, by a number that differs from rank to rank (here "
                 f"{', '.join(f'{one:g}' for one in self._mine)}): if it depends on the values of the batch or on this "
-                "rank's loss, take hocket.average of it; if on how many samples count, pass loss_weight; if it is "
+                f"rank's loss, take hocket.average of it; if on how many samples count, {count}; if it is "
                 "random, seed it alike"
             )
         elif all_known == world.size and not _differ(ranks, form, forms) and _differ(ranks, inner, inners):

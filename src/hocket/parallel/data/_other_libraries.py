@@ -1,8 +1,9 @@
 """Other libraries that do beside `hocket.distribute` what it does: average gradients, or choose each rank's samples."""
 
+import gc
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def refuse_others(module: torch.nn.Module, owner: Any) -> None:
 
 
 def tell_own_batches(world: World) -> bool:
-    """Warn if the loop's batches come from a loader of Accelerate's that takes a whole batch for each rank.
+    """Warn if the loop's batches come from a loader of Accelerate's that makes others of them than one device.
 
     Return whether one of its loaders was there.
     """
@@ -53,11 +54,51 @@ def tell_own_batches(world: World) -> bool:
         return False
     if (loader := getattr(shared(), "active_dataloader", None)) is None:
         return False
-    if divides_itself(loader) == "batches" and world.rank == 0:
+    divided = divides_itself(loader)
+    if divided == "batches" and world.rank == 0:
         warn(
             f"Accelerate's loader takes a batch for each rank, so that a step is one of {world.size} times as many "
             "samples as the loader's batch_size says, and an epoch has fewer steps than on one device: give the "
             "plain loader to hocket.distribute (its batch size is global), or say "
             "Accelerator(dataloader_config=DataLoaderConfiguration(split_batches=True))",
         )
+    elif divided == "samples" and world.rank == 0 and (left := _completed(loader)):
+        warn(
+            f"Accelerate's loader completes the last batch, of {left}, with samples of the first ones, which count "
+            "twice in an epoch: give the plain loader to hocket.distribute, which weighs an uneven batch as one "
+            "device does, or say drop_last=True, on one device, too",
+        )
     return True
+
+
+def _completed(loader: Any) -> int:
+    """Return how many samples are left for the last batch, if they are not a whole one and the loader adds others."""
+    left = getattr(loader, "remainder", 0)
+    adds = getattr(getattr(loader, "batch_sampler", None), "even_batches", True)
+    return left if isinstance(left, int) and left > 0 and adds else 0
+
+
+def tell_own_schedules(world: World, optimizers: Iterable[Any]) -> None:
+    """Warn if a schedule that changes these optimizers' settings is one of Accelerate's that goes on for each rank.
+
+    It stands for loops whose step has a batch for each rank, which global batches are not. All objects of the program
+    are gone through, but only where Accelerate has several processes.
+    """
+    state: Any = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+    kind = getattr(sys.modules.get("accelerate.scheduler"), "AcceleratedScheduler", None)
+    times = getattr(state, "_shared_state", {}).get("num_processes", 1)
+    if kind is None or not isinstance(times, int) or times < 2 or world.rank:
+        return
+    trained = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    for one in gc.get_objects():
+        if type(one) is not kind or one.split_batches or not one.step_with_optimizer:
+            continue
+        groups = getattr(getattr(one.scheduler, "optimizer", None), "param_groups", ())
+        if any(id(p) in trained for group in groups for p in group["params"]):
+            warn(
+                f"Accelerate's schedule of the learning rate goes {times} steps in each step of the loop, as if that "
+                "were one of as many batches, and Hocket's batches are global: leave the schedule out of "
+                "accelerator.prepare, or say Accelerator(step_scheduler_with_optimizer=False). It is right only if its "
+                "length is given in so many times the steps",
+            )
+            return

@@ -23,18 +23,21 @@ class OutsideModules:
     def __init__(self, known: Callable[[], Iterable[torch.nn.Module]]) -> None:
         self._known = known
         self._called: dict[int, tuple[weakref.ref[torch.nn.Module], set[int]]] = {}
+        self._made: dict[int, set[int]] = {}  # where the outputs are, by the module that gave them
+        self._losses = set[float]()
         self._left = _PASSES
         self._handle: Any = None
 
     def watch(self) -> None:
         """Begin to note modules; torch.compile would have to compile again for it."""
         if self._handle is None and self._left and not any(map(_is_compiled, self._known())):
-            called = self._called
+            called, made = self._called, self._made
 
             def note(module: torch.nn.Module, _: Any, output: Any) -> None:
                 if module._buffers or module._parameters or any(map(torch.is_tensor, vars(module).values())):
                     marks = torch_adapter.graph_marks(tensors_in(output))
                     called[id(module)] = (weakref.ref(module), marks)
+                    made.setdefault(id(module), set()).update(map(_place, tensors_in(output)))
 
             self._handle = register_module_forward_hook(note)
             weakref.finalize(self, self._handle.remove)
@@ -52,6 +55,7 @@ class OutsideModules:
         if not self._left and self._handle is not None:
             self._handle.remove()
             self._called.clear()
+            self._made.clear()
         everyone = world.from_all(mine)
         if any([key for key, _ in one] != [key for key, _ in mine] for one in everyone):
             return  # ranks call other modules each
@@ -70,8 +74,20 @@ class OutsideModules:
                 warn(f"{what}: batch norm there has the statistics of a rank's own samples")
             return
 
+    def _is_result(self, one: torch.Tensor, key: int, *, holder: bool) -> bool:
+        """Return whether it is only what the module has made of a rank's samples, kept for a log: an output or a loss.
+
+        That of the step before is one, too, since a log may be written after the update; and so is any single number
+        of a module that holds the model, whose loss may be divided. What the next loss depends on is looked at itself.
+        """
+        if one.numel() == 1 and (holder or (not one.is_meta and not one.is_complex() and float(one) in self._losses)):
+            return True
+        return _place(one) in self._made.get(key, ())
+
     def _held(self, loss: torch.Tensor) -> list[tuple[tuple[str, str, bool], float]]:
         known = {id(inner) for module in self._known() for inner in module.modules()}
+        if loss.numel() == 1 and not loss.is_complex():
+            self._losses.add(float(loss.detach()))
         found = []
         for key, (reference, marks) in self._called.items():
             module = reference()
@@ -79,13 +95,22 @@ class OutsideModules:
                 continue
             tensors = {**module._parameters, **module._buffers}
             if torch_adapter.reaches(loss, marks):  # a metric may keep what it likes
-                tensors |= {name: one for name, one in vars(module).items() if torch.is_tensor(one)}
+                kept = {name: one for name, one in vars(module).items() if torch.is_tensor(one)}
+                holder = any(id(inner) in known for inner in module.modules())
+                tensors |= {name: one for name, one in kept.items() if not self._is_result(one, key, holder=holder)}
             norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
             for name, one in tensors.items():
                 if one is not None and not one.is_meta and not one.is_complex() and one.layout is torch.strided:
                     size = float(one.detach().double().abs().sum())
                     found.append(((type(module).__name__, name, norm), size))
         return found
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Return where a dense tensor's numbers are; of others, who they are."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return id(tensor)
+    return tensor.untyped_storage().data_ptr() or id(tensor)
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:

@@ -16,6 +16,7 @@ from hocket.comm import torch_adapter
 from ..batches import batch as _batch
 from ..batches import due
 from ..mesh import World
+from ._other_libraries import tell_own_schedules
 
 _BITS: Final = 32  # an order of blocks that differs does so in every step: it would pass for another in one of 4e9
 _DRAWN: Final = 256  # indices of a batch that are compared: beyond a thousand they would take time in each step
@@ -47,6 +48,7 @@ class ReplicaMarks:
         self._parameters = list(parameters.items())
         self._optimizers: list[tuple[weakref.ref[Any], list[int]]] = []
         self._checks = 0
+        self._first: list[list[dict[str, str]]] | None = []  # settings, until they have changed
 
     def follow(self, optimizer: Any, *, counted: bool = True) -> None:
         """Look at an optimizer's settings, and if `counted` at how often it updates."""
@@ -96,6 +98,7 @@ class ReplicaMarks:
 
     def check(self, sums: torch.Tensor, world: World) -> None:
         """Compare; on every rank alike. Raises RuntimeError: ranks have different settings, or different weights."""
+        self._look_at_schedules(world)
         *marks, weight, square = sums.double().cpu().tolist()
         weight, square = weight / world.size, square / world.size
         if not alike(marks, world.size):
@@ -149,6 +152,17 @@ class ReplicaMarks:
                 "that an inner loop went), or has added them up in no_sync. Before the step write "
                 "parameter.grad = hocket.average(parameter.grad) for each parameter, on every rank"
             )
+
+    def _look_at_schedules(self, world: World) -> None:
+        """Look at other libraries' schedules once, when an optimizer's settings are no longer what they were."""
+        if self._first is None:
+            return
+        settings = [groups for _, groups in self._settings()]
+        if any(now != before for now, before in zip(settings, self._first, strict=False)):
+            self._first = None
+            tell_own_schedules(world, [one for reference, _ in self._optimizers if (one := reference()) is not None])
+        else:
+            self._first = settings
 
     def _settings(self) -> list[tuple[Any, ...]]:
         found = []
