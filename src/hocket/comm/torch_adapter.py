@@ -211,7 +211,7 @@ def before_backward(listener: Any) -> None:
 
         @outside_compiler
         @functools.wraps(plain)
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if not _tells():
                 return plain(tensors, *args, **kwargs)
             roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
@@ -260,7 +260,8 @@ def _telling() -> Iterator[None]:
 
 def _wrap_engine() -> None:
     """Have listeners told also where a program has `from torch.autograd import grad` of before torch's was wrapped."""
-    engine = getattr(torch.autograd, "_engine_run_backward", None)
+    module: Any = torch.autograd
+    engine = getattr(module, "_engine_run_backward", None)
     if engine is None:
         return
 
@@ -274,7 +275,7 @@ def _wrap_engine() -> None:
         given = {"grad_outputs": args[0], "create_graph": args[2]}
         return _tell_of_gradients(roots, list(args[3]), given, call)
 
-    torch.autograd._engine_run_backward = run
+    module._engine_run_backward = run
 
 
 def _gradients_again(

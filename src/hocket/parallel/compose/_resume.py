@@ -58,10 +58,11 @@ def resume(
             for x, y in loader:
                 ...
     """
-    loaders = list(loader) if isinstance(loader, list | tuple) else [loader]
-    if not loaders or not all(isinstance(one, DistributedLoader) for one in loaders):
+    given_loaders = loader if isinstance(loader, list | tuple) else [loader]
+    loaders = [one for one in given_loaders if isinstance(one, DistributedLoader)]
+    if not loaders or len(loaders) < len(given_loaders):
         raise TypeError("resume: pass the loader that hocket.distribute has returned, or all of them")
-    first: DistributedLoader = loaders[0]
+    first = loaders[0]
     for name, one in objects.items():
         if not (callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None))):
             raise TypeError(f"resume: {name}={type(one).__name__} has no state_dict; keep plain values by extra=")

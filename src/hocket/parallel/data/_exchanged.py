@@ -204,7 +204,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def other(place: int, one: torch.Tensor) -> torch.Tensor:
             found = self._of(one)
-            return one if found is None else found[place]  # type: ignore[no-any-return]
+            return one if found is None else found[place]
 
         try:
             with torch_adapter.unseen(), torch_adapter.unsaved(), warnings.catch_warnings(action="ignore"):
