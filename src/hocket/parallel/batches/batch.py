@@ -228,8 +228,9 @@ def meant(value: Any) -> Note | None:
     Raises:
         RuntimeError: It is of several, or may be.
     """
-    by_graph = isinstance(value, torch.Tensor) and value.grad_fn is not None
-    notes = [one for one in _used if not by_graph or torch_adapter.reaches(value, one.marks)]
+    notes = list(_used)
+    if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+        notes = [one for one in (*_open.values(), *_used) if torch_adapter.reaches(value, one.marks)]
     if _differ(notes):
         raise RuntimeError(
             "hocket.average of a number that is, or may be, of batches of several loaders, of which ranks have other "
