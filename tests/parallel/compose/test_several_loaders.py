@@ -111,6 +111,27 @@ def test_each_shuffles_by_numbers_of_its_own_that_do_not_depend_on_ranks() -> No
     assert run_ranks(shuffled, 2, timeout_s=100) == [alone, alone]
 
 
+def shuffled_by_trainer() -> list[list[float]]:
+    """Return in which order a Trainer's two loaders give their samples together, and then a third one."""
+    model, data = nn.Linear(1, 1), TensorDataset(torch.arange(24.0), torch.zeros(24))
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1))
+    torch.manual_seed(3)
+    one, other, third = (DataLoader(data, 24, shuffle=True) for _ in range(3))
+    pairs = [[one[0], other[0]] for one, other in zip(trainer.batches(one), trainer.batches(other), strict=True)]
+    orders = [*pairs[0], *(batch[0] for batch in trainer.batches(third))]
+    if not torch.distributed.is_initialized():
+        return [order.tolist() for order in orders]
+    parts: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(parts, [order.tolist() for order in orders])
+    return [sum((part[i] for part in parts), []) for i in range(3)]
+
+
+def test_a_trainer_s_loaders_that_are_used_together_shuffle_apart() -> None:
+    alone = shuffled_by_trainer()
+    assert alone[0] == alone[2] != alone[1]
+    assert run_ranks(shuffled_by_trainer, 2, timeout_s=100) == [alone, alone]
+
+
 def test_a_list_of_batches_is_one_loader_and_a_mixture_is_refused() -> None:
     one = DataLoader(TensorDataset(torch.zeros(4, 1)))
     assert len(hocket.distribute(nn.Linear(1, 1), None, [torch.zeros(2, 1), torch.zeros(2, 1)])[2]) == 2

@@ -61,7 +61,8 @@ class SharedLoader:
         stream: int = 0,
     ) -> None:
         self.loader = loader
-        self._number = stream
+        self.stream: int | Callable[[], int] = stream  # or what tells it when the first iteration begins
+        self.under_way = False  # whether an iteration has begun and is not over
         self.world = _world.current(group)
         self._among = among or self.world
         self._begun = 0  # batches of this iteration that have been asked for
@@ -114,12 +115,12 @@ class SharedLoader:
     def _parts(self) -> Iterator[tuple[BatchShard, Any]]:
         """Return this rank's part of each batch of the next epoch."""
         self._leaves, self._left = self._left, False
-        ended = False
+        ended, self.under_way = False, True
         try:
             yield from self._next_epoch()
             ended = True
         finally:
-            self._left = not ended
+            self._left, self.under_way = not ended, False
 
     def _next_epoch(self) -> Iterator[tuple[BatchShard, Any]]:
         agree = self._start() if self._stream is None else None
@@ -255,9 +256,10 @@ class SharedLoader:
     def _start(self) -> Any:
         """Take over rank 0's random state; a collective operation, once in the life of a loader."""
         found = generators(self.loader)
+        number = self.stream() if callable(self.stream) else self.stream
         mine: Any = self._given or (
-            mix(torch.initial_seed(), self._number) if self._number else torch.initial_seed(),
-            RngStates.now().apart(self._number),
+            mix(torch.initial_seed(), number) if number else torch.initial_seed(),
+            RngStates.now().apart(number),
             [g.get_state() for g in found],
         )
         self._seed, self._initial, self._initial_generators = self.world.from_root(mine)
