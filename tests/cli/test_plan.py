@@ -657,11 +657,11 @@ def test_a_measurement_beside_others_computation_is_told(monkeypatch: pytest.Mon
 
 def test_what_others_compute_is_what_the_machine_does_and_this_process_does_not() -> None:
     before, own = _beside._machine_s(), _beside._own_s()
-    ends = time.monotonic() + 0.3
-    while time.monotonic() < ends:
+    ends = time.process_time() + 0.3
+    while time.process_time() < ends:
         pass
     assert before is not None
-    assert _beside._machine_s() - before > _beside._own_s() - own - 0.1 > 0.02
+    assert _beside._machine_s() - before > _beside._own_s() - own - 0.1 > 0.1
 
 
 def test_only_what_was_measured_on_cores_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

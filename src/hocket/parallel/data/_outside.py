@@ -108,7 +108,8 @@ class OutsideModules:
 
 def _place(tensor: torch.Tensor) -> int:
     """Return where a dense tensor's numbers are; of others, who they are."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    if not plain or torch_adapter.in_transform():  # of torch.func, whose tensors have no storage
         return id(tensor)
     return tensor.untyped_storage().data_ptr() or id(tensor)
 
