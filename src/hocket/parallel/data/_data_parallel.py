@@ -172,6 +172,8 @@ class DataParallel(StandsForModule):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""
         reducer = self._reducer
+        if not torch.compiler.is_compiling() and torch_adapter.in_transform():
+            return self.module(*args, **kwargs)  # a loss of it is one of another way than this
         if reducer is None or not torch.is_grad_enabled():
             if torch.compiler.is_compiling():
                 return self.module(*args, **kwargs)
