@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -48,7 +50,7 @@ def trained(kind: str, *, distributed: bool = True) -> list[float]:
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    loader = DataLoader(TensorDataset(x, y), batch_size=6)
+    loader: Any = DataLoader(TensorDataset(x, y), batch_size=6)
     if distributed:
         model, optimizer, loader = hocket.distribute(model, optimizer, loader)
     for x, y in loader:
