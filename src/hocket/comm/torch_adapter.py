@@ -330,36 +330,32 @@ def is_compiled(loss: torch.Tensor) -> bool:
 _NEAR_THE_END: Final = 64  # nodes of a graph: a loss is computed of fewer operators
 
 
+def _nodes(tensor: torch.Tensor) -> Iterator[Any]:
+    """Yield the nodes of a tensor's graph, each once."""
+    seen: set[Any] = set()
+    todo: list[Any] = [tensor.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            todo += [below for below, _ in node.next_functions]
+
+
 def leaves(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return the tensors whose `.grad` a back-propagation from this one fills."""
     if tensor.is_leaf:
         return [tensor] if tensor.requires_grad else []
-    found: list[torch.Tensor] = []
-    seen: set[Any] = set()
-    todo: list[Any] = [tensor.grad_fn]
-    while todo:
-        node = todo.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            found += [node.variable] if hasattr(node, "variable") else []
-            todo += [below for below, _ in node.next_functions]
-    return found
+    return [node.variable for node in _nodes(tensor) if hasattr(node, "variable")]
 
 
 def readers(tensor: torch.Tensor, ids: set[int]) -> set[int]:
     """Return the places in a tensor's graph of the operators that read leaves of these identities."""
-    found: set[int] = set()
-    seen: set[Any] = set()
-    todo: list[Any] = [tensor.grad_fn]
-    while todo:
-        node = todo.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            below = [one for one, _ in node.next_functions]
-            if any(id(getattr(one, "variable", None)) in ids for one in below):
-                found.add(node._sequence_nr())
-            todo += below
-    return found
+
+    def reads(node: Any) -> bool:
+        return any(id(getattr(below, "variable", None)) in ids for below, _ in node.next_functions)
+
+    return {node._sequence_nr() for node in _nodes(tensor) if reads(node)}
 
 
 def result_sizes(node: Any) -> tuple[int, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hocket
 from hocket.parallel import CheckpointError
 from hocket.parallel.compose import _preemption
-from hocket.testing import run_ranks
+from hocket.testing import deadline, run_ranks
 
 _SAVED = 75
 
@@ -243,3 +245,21 @@ def test_they_go_on_where_a_run_was_ended(tmp_path: Path) -> None:
     rest = run_ranks(resumed, 3, path, 0, timeout_s=100)[0]
     assert len(begun[0]) + len(rest[0]) == len(whole[0])
     assert begun[0] + rest[0] == pytest.approx(whole[0], rel=1e-9)
+
+
+_LEFT_OPEN = """
+import torch, hocket
+from torch.utils.data import DataLoader, TensorDataset
+_, _, loader = hocket.distribute(torch.nn.Linear(1, 1), None, DataLoader(TensorDataset(torch.zeros(8, 1))))
+kept = iter(loader)
+next(kept)
+raise ValueError("an error of the program")
+"""
+
+
+def test_an_iterator_that_a_program_keeps_ends_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(_LEFT_OPEN)
+    command = [sys.executable, "-m", "hocket", "run", "-n", "1", "--no-run-dir", str(tmp_path / "program.py")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=deadline(60))
+    assert "ValueError: an error of the program" in ended.stderr
+    assert "Exception ignored" not in ended.stdout + ended.stderr

@@ -200,21 +200,6 @@ def test_losses_of_another_way_that_count_otherwise_are_told() -> None:
         assert not other
 
 
-def one_after_another() -> list[list[str]]:
-    kept = []
-
-    def step(model: Any, x: Tensor, y: Tensor) -> Tensor:
-        kept.append(model)
-        return functional.cross_entropy(model(x), y) / 2
-
-    return [said(step) for _ in range(2)]
-
-
-def test_a_model_from_before_does_not_disturb_the_look_at_another_ones_losses() -> None:
-    for found in run_ranks(one_after_another, 2, timeout_s=100):
-        assert not any(found)
-
-
 @pytest.mark.long
 def test_right_ones_are_not() -> None:
     for found in run_ranks(silent, 2, timeout_s=100):

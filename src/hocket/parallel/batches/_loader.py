@@ -174,6 +174,12 @@ class SharedLoader:
                 yield share, cutter.cut(batch, 0, 1)
         self._begun = 0
 
+    def _leave(self) -> None:
+        """Note that it yields no more, unless the interpreter has ended, and with it the modules that take note."""
+        leave = getattr(_batch, "leave", None)
+        if leave is not None:
+            leave(self)
+
     # --- where it stands --------------------------------------------------------------------------------------------
 
     @property
@@ -386,7 +392,7 @@ class DistributedLoader(SharedLoader):
                 if self.between is not None and self.inside:
                     self.between()
         finally:
-            _batch.leave(self)
+            self._leave()
 
     def _counted(self, share: BatchShard, part: Any) -> tuple[float | None, float]:
         """Return the weight of a part by what it counts, and that of one; a collective operation."""
@@ -417,7 +423,7 @@ class ShardedLoader(SharedLoader):
                 _batch.enter(self, None, part)
                 yield part
         finally:
-            _batch.leave(self)
+            self._leave()
 
     def __len__(self) -> int:
         """Batches that this rank gets; one too many at most where the user's sampler does not tell its sizes."""
