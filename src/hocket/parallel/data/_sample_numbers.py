@@ -81,6 +81,41 @@ class SampleNumbers:
         _go_on(drawn)
 
 
+class ModelNumbers(SampleNumbers):
+    """Those of a model in a program's own loop, decided by its first forward pass."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._draws: Draws | None = Draws((), 0)  # of that pass; None once it was decided by them
+
+    @property
+    def own(self) -> bool | None:
+        """Whether each rank draws its own; None of one rank, where that is the same, and before it is decided."""
+        return None if self._draws is not None else super().own
+
+    def go_on(self, own: bool) -> None:
+        """Draw as an earlier run of the program did."""
+        super().go_on(own)
+        self._draws = None
+
+    def batch_began(self) -> None:
+        """Note what the generators are like when a batch is there."""
+        if self._draws is not None:
+            self.look()
+
+    def forward_begins(self, module: torch.nn.Module, inputs: Any, samples: int) -> None:
+        """Look what the model draws for these inputs; see `draws_apart`."""
+        if self._draws is not None:
+            self.look()
+            self._draws = draws_apart(module, inputs, samples)
+
+    def backward_begins(self) -> None:
+        """Decide by the first forward pass; a collective operation then."""
+        if self._draws is not None:
+            self.decide(self._draws)
+            self._draws = None
+
+
 class StageNumbers(SampleNumbers):
     """Has each stage of a pipeline draw its own random numbers, once a step has shown that one of them draws.
 
