@@ -1,0 +1,140 @@
+"""The beginning and the end of a back-propagation, for which torch has no hooks."""
+
+import contextlib
+import functools
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ._modes import outside_compiler
+
+_torch_c: Any = torch._C
+
+
+def in_backward() -> bool:
+    """Return whether this thread is inside back-propagation now."""
+    return bool(_torch_c._current_graph_task_id() != -1)
+
+
+def queue_callback(callback: Callable[[], None]) -> None:
+    """Have `callback` called when the running back-propagation ends; its exceptions come out of `backward()`."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+# By number, so that all ranks call those of several models in one order.
+_before_backward: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_OF_GRAD = (
+    "grad_outputs", "retain_graph", "create_graph", "only_inputs", "allow_unused", "is_grads_batched",
+    "materialize_grads",
+)  # fmt: skip
+_listeners = itertools.count()
+_wrapped: list[Any] = []
+_told = threading.local()  # whether listeners have been told of what this thread computes
+
+
+def before_backward(listener: Any) -> None:
+    """Have `listener.backward_begins(roots)` called before each back-propagation, while the graph still holds all.
+
+    torch has hooks for gradients, which come when the loss's part of the graph is gone, and none for the beginning. So
+    the first listener wraps `torch.autograd.backward`, by which `Tensor.backward` goes, too. `torch.autograd.grad`,
+    which calls no hooks of parameters, has `listener.gradients_of(outputs, inputs)` called before, and after it
+    `listener.gradients_made(outputs, inputs, gradients, again)`, where `again` gives them for others of each.
+    """
+    if not _wrapped:
+        _wrapped.append(plain := torch.autograd.backward)
+        plain_grad = torch.autograd.grad
+
+        # torch.compile would follow listeners and hooks of gradients, in a step that is compiled as a whole.
+        @outside_compiler
+        @functools.wraps(plain_grad)
+        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if not _tells():
+                return plain_grad(outputs, inputs, *args, **kwargs)
+            wanted = [inputs] if isinstance(inputs, torch.Tensor) else (inputs := list(inputs))
+            roots = [outputs] if isinstance(outputs, torch.Tensor) else (outputs := list(outputs))
+            given = {**dict(zip(_OF_GRAD, args, strict=False)), **kwargs}
+            return _tell_of_gradients(roots, wanted, given, lambda: plain_grad(outputs, inputs, *args, **kwargs))
+
+        @outside_compiler
+        @functools.wraps(plain)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if not _tells():
+                return plain(tensors, *args, **kwargs)
+            roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            return _tell_of_backward(roots, lambda: plain(tensors, *args, **kwargs))
+
+        torch.autograd.backward = backward
+        torch.autograd.grad = grad
+        _wrap_engine()
+    _before_backward[next(_listeners)] = listener
+
+
+def _tell_of_backward(roots: list[torch.Tensor], run: Callable[[], Any]) -> Any:
+    """Run a back-propagation, of which listeners are told before."""
+    for one in list(_before_backward.values()):
+        one.backward_begins(roots)
+    with _telling():
+        return run()
+
+
+def _tell_of_gradients(roots: Any, wanted: Any, given: dict[str, Any], run: Callable[[], Any]) -> Any:
+    """Return gradients that `run` gives, of which listeners are told before and after it."""
+    for one in list(_before_backward.values()):
+        one.gradients_of(roots, wanted)
+    with _telling():
+        made = run()
+    again = functools.partial(_gradients_again, given)
+    for one in list(_before_backward.values()):
+        one.gradients_made(roots, wanted, made, again)
+    return made
+
+
+def _tells() -> bool:
+    """Return whether listeners are to be told of what this thread begins to compute."""
+    return bool(_before_backward) and not in_backward() and not getattr(_told, "now", False)
+
+
+@contextlib.contextmanager
+def _telling() -> Iterator[None]:
+    """Open a block in which torch's functions need not tell listeners."""
+    before, _told.now = getattr(_told, "now", False), True
+    try:
+        yield
+    finally:
+        _told.now = before
+
+
+def _wrap_engine() -> None:
+    """Have listeners told also where a program has `from torch.autograd import grad` of before torch's was wrapped."""
+    module: Any = torch.autograd
+    engine = getattr(module, "_engine_run_backward", None)
+    if engine is None:
+        return
+
+    @functools.wraps(engine)
+    def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or len(args) < 4 or not _tells():
+            return engine(outputs, *args, **kwargs)
+        roots, call = list(outputs), functools.partial(engine, outputs, *args, **kwargs)
+        if kwargs.get("accumulate_grad"):
+            return _tell_of_backward(roots, call)
+        given = {"grad_outputs": args[0], "create_graph": args[2]}
+        return _tell_of_gradients(roots, list(args[3]), given, call)
+
+    module._engine_run_backward = run
+
+
+def _gradients_again(
+    given: dict[str, Any], outputs: Any, inputs: Any, other: Callable[[torch.Tensor], torch.Tensor]
+) -> Any:
+    """Call `torch.autograd.grad` as the program has, for others of its tensors; it keeps their graph."""
+    by = given.get("grad_outputs")
+    by = [by] if isinstance(by, torch.Tensor) else by
+    given = {**given, "allow_unused": True, "retain_graph": True}
+    given["grad_outputs"] = by and [one if one is None else other(one) for one in by]
+    with _telling():
+        return torch.autograd.grad([other(one) for one in outputs], [other(one) for one in inputs], **given)
