@@ -113,14 +113,26 @@ def test_each_shuffles_by_numbers_of_its_own_that_do_not_depend_on_ranks() -> No
     assert run_ranks(shuffled, 2, timeout_s=100) == [alone, alone]
 
 
-def shuffled_by_trainer() -> list[list[float]]:
-    """Return in which order a Trainer's two loaders give their samples together, and then a third one."""
-    model, data = nn.Linear(1, 1), TensorDataset(torch.arange(24.0), torch.zeros(24))
+def by_trainer(several: list[DataLoader[Any]]) -> list[Any]:
+    model = nn.Linear(1, 1)
     trainer = hocket.Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1))
+    return [trainer.batches(one) for one in several]
+
+
+def by_calls(several: list[DataLoader[Any]]) -> list[Any]:
+    """Distribute a model for each loader, as of two networks of one program."""
+    models = [nn.Linear(1, 1) for _ in several]
     torch.manual_seed(3)
-    one, other, third = (DataLoader(data, 24, shuffle=True) for _ in range(3))
-    pairs = [[one[0], other[0]] for one, other in zip(trainer.batches(one), trainer.batches(other), strict=True)]
-    orders = [*pairs[0], *(batch[0] for batch in trainer.batches(third))]
+    return [hocket.distribute(model, None, one)[2] for model, one in zip(models, several, strict=True)]
+
+
+def shuffled_by(way: Callable[[list[DataLoader[Any]]], list[Any]]) -> list[list[float]]:
+    """Return in which order two loaders give their samples together, and then a third one."""
+    data = TensorDataset(torch.arange(24.0), torch.zeros(24))
+    several = way([DataLoader(data, 24, shuffle=True) for _ in range(3)])
+    torch.manual_seed(3)
+    pairs = [[one[0], other[0]] for one, other in zip(*several[:2], strict=True)]
+    orders = [*pairs[0], *(batch[0] for batch in several[2])]
     if not torch.distributed.is_initialized():
         return [order.tolist() for order in orders]
     parts: list[Any] = [None] * torch.distributed.get_world_size()
@@ -128,10 +140,11 @@ def shuffled_by_trainer() -> list[list[float]]:
     return [sum((part[i] for part in parts), []) for i in range(3)]
 
 
-def test_a_trainer_s_loaders_that_are_used_together_shuffle_apart() -> None:
-    alone = shuffled_by_trainer()
+@pytest.mark.parametrize("way", [by_trainer, by_calls])
+def test_loaders_that_are_used_together_shuffle_apart(way: Callable[[list[DataLoader[Any]]], list[Any]]) -> None:
+    alone = shuffled_by(way)
     assert alone[0] == alone[2] != alone[1]
-    assert run_ranks(shuffled_by_trainer, 2, timeout_s=100) == [alone, alone]
+    assert run_ranks(shuffled_by, 2, way, timeout_s=100) == [alone, alone]
 
 
 def test_a_list_of_batches_is_one_loader_and_a_mixture_is_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -37,6 +39,8 @@ from ._user_loader import (
 from ._workers import opened
 from .trees import tensors_in
 
+_loaders: weakref.WeakSet[SharedLoader] = weakref.WeakSet()
+
 
 class SharedLoader:
     """What loaders for training and for evaluation have in common: the same batches on every rank, and a rank's part.
@@ -47,6 +51,7 @@ class SharedLoader:
         seed_samples: Whether each sample is loaded with the global random generators seeded by its place.
         among: The ranks that divide each batch, if not all of the group do: others get the same parts as one of them.
         stream: Which of several loaders that are used together this is: they shuffle by random numbers of their own.
+            None: the first, and beside loaders under way that began with the same random state the next one.
     """
 
     _keep_step = True
@@ -58,10 +63,11 @@ class SharedLoader:
         group: Any = None,
         seed_samples: bool = True,
         among: World | None = None,
-        stream: int = 0,
+        stream: int | None = None,
     ) -> None:
         self.loader = loader
-        self.stream: int | Callable[[], int] = stream  # or what tells it when the first iteration begins
+        self._number = stream
+        self._shuffles_by: tuple[bytes, int] | None = None  # the random state when the first iteration began, and that
         self.under_way = False  # whether an iteration has begun and is not over
         self.world = _world.current(group)
         self._among = among or self.world
@@ -82,6 +88,7 @@ class SharedLoader:
         self._stream: RandomStream | None = None
         self.process_seed: int | None = None  # of this process, when the first iteration began
         refuse_divided_sampler(loader)
+        _loaders.add(self)
 
     def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError
@@ -262,7 +269,7 @@ class SharedLoader:
     def _start(self) -> Any:
         """Take over rank 0's random state; a collective operation, once in the life of a loader."""
         found = generators(self.loader)
-        number = self.stream() if callable(self.stream) else self.stream
+        number = self._number_beside_others() if self._given is None else 0
         mine: Any = self._given or (
             mix(torch.initial_seed(), number) if number else torch.initial_seed(),
             RngStates.now().apart(number),
@@ -286,6 +293,15 @@ class SharedLoader:
             seed = self._seed if self._seed_samples else None
             self._inner = inner_loader(loader, seed, self._sampler, self._worker_generator)
         return self._agree
+
+    def _number_beside_others(self) -> int:
+        """Return by which random numbers it shuffles, of all that the state of this process gives."""
+        state, number = torch.get_rng_state().numpy().tobytes(), self._number
+        if number is None:  # those of one number would take samples in one order, always the same ones together
+            taken = {one._shuffles_by for one in _loaders if one.under_way and one is not self}
+            number = next(i for i in itertools.count() if (state, i) not in taken)
+        self._shuffles_by = state, number
+        return number
 
     def _agree(self, first: Any) -> None:
         """Compare the data set, and the first batch of the first epoch, with other ranks'."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -32,8 +30,6 @@ class OpenLoaders:
                 return shared
         self._forget()
         shared = self._share(loader)
-        # One that a step uses beside others would shuffle as they do, from the same random state.
-        shared.stream = functools.partial(_under_way, weakref.ref(self))
         self._place(shared)
         self._open.append(shared)
         return shared
@@ -74,13 +70,3 @@ class OpenLoaders:
         seed = torch.initial_seed()
         self._positions += [one.position() for one in over if one.process_seed == seed and not generators(one.loader)]
         self._open = held
-
-    def under_way(self) -> int:
-        """Return of how many an iteration has begun and is not over."""
-        return sum(one.under_way for one in self._open)
-
-
-def _under_way(loaders: weakref.ref[OpenLoaders]) -> int:
-    """Return how many loaders are under way beside the one that asks as it begins."""
-    found = loaders()
-    return max(0, found.under_way() - 1) if found is not None else 0
