@@ -202,7 +202,8 @@ def test_power_sgd_is_a_projection_and_exact_for_matrices_of_its_rank(rows: int,
     assert error == pytest.approx(size - float(sent.square().sum()), rel=1e-6)  # Pythagoras: a projection
     low = torch.randn(rows, 2, generator=generator, dtype=torch.float64)
     low = low @ torch.randn(2, columns, generator=generator, dtype=torch.float64)
-    assert contraction("powersgd:2", low.reshape(-1), (rows, columns)) < 1e-10
+    # torch adds 1e-8 to the norm of a column, which is small by chance where two columns are nearly one.
+    assert contraction("powersgd:2", low.reshape(-1), (rows, columns)) < 1e-6
 
 
 def test_power_sgd_finds_a_matrix_of_a_higher_rank_by_and_by() -> None:
