@@ -220,6 +220,16 @@ def test_a_batch_that_cannot_be_cut_is_refused_by_its_type() -> None:
         list(loader)
 
 
+def test_a_batch_with_flattened_targets_is_refused_by_its_shapes() -> None:
+    """As a language model's targets are; they stayed whole, and the loss failed by their number alone."""
+    batch = (torch.zeros(5, 8), torch.zeros(40, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"shapes \[5, 8\] and \[40\].*the shape \[5, 8\],"):
+        list(as_rank(DistributedLoader, [batch], 0, 2))
+    assert [len(one) for one in next(iter(as_rank(DistributedLoader, [batch], 0, 1)))] == [5, 40]
+    table = (torch.zeros(5, 8), torch.zeros(10))  # weights of classes, say
+    assert [len(one) for one in next(iter(as_rank(DistributedLoader, [table], 0, 2)))] == [3, 10]
+
+
 def test_loader_looks_like_the_user_s() -> None:
     data = TensorDataset(torch.arange(10))
     loader = DistributedLoader(DataLoader(data, batch_size=4, drop_last=True))

@@ -332,6 +332,42 @@ def test_ranges_of_fake_quantization_are_found_while_they_follow_the_batch() -> 
     assert not found.wrong
 
 
+class Steps(nn.Module):
+    """Gives what a layer makes of sequences, in one row for each step of each."""
+
+    def __init__(self, layer: nn.Module, order: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.order = layer, order
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.layer(x)
+        return self.order(out[0] if isinstance(out, tuple) else out)
+
+
+FLAT: dict[str, Callable[[Tensor], Tensor]] = {
+    "by samples": lambda one: one.reshape(-1, one.shape[-1]),
+    "by steps": lambda one: one.transpose(0, 1).reshape(-1, one.shape[-1]),
+    "twice": lambda one: torch.cat([one.mean(1), one.amax(1)]),
+    "by value": lambda one: (rows := one.reshape(-1, one.shape[-1]))[rows[:, 0].argsort()],
+}
+
+
+@pytest.mark.parametrize("name", FLAT)
+@pytest.mark.parametrize("samples", [1, 2, 7, 8])
+def test_rows_for_each_step_of_each_sample_are_those_of_parts_in_any_order(name: str, samples: int) -> None:
+    x = torch.randn(samples, 5, 4).double()
+    for layer, wrong in (
+        (nn.LSTM(4, 3, batch_first=True), False),
+        (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), False),
+        (nn.LSTM(4, 3), True),
+        (nn.TransformerEncoderLayer(4, 2, 8), True),
+    ):
+        found = look_apart(Steps(layer, FLAT[name]).double(), ((x,), {}), samples, summed=None)
+        assert found is not None
+        assert not found.rows
+        assert bool(found.wrong) is wrong
+
+
 class Ranked(nn.Module):
     """Takes a list of a mapping for each text of a pair, and computes a loss with in-batch negatives."""
 

@@ -39,6 +39,7 @@ class Cutter:
         self._expected = expected
         self._lengths: dict[Path, int] | None = None  # of the lists of fields in the first batch
         self._by_sample: set[Path] = set()  # lists with an entry for each sample
+        self._checked = False  # whether a batch that was cut has been looked at for what is flattened
 
     def size(self, batch: Any) -> int:
         """Return how many samples a batch has.
@@ -69,12 +70,20 @@ class Cutter:
         return size
 
     def cut(self, batch: Any, begin: int, end: int, samples: int | None = None) -> Any:
-        """Return samples `begin` to `end` of a batch; of fields that have so many `samples`, if that is known."""
+        """Return samples `begin` to `end` of a batch; of fields that have so many `samples`, if that is known.
+
+        Raises:
+            ValueError: it is not clear where its samples are.
+        """
         if self._lengths is None and samples is not None:
             self._look(batch, (), {}, samples)
         elif self._lengths is None:
             self.size(batch)
-        return self._cut(batch, (), begin, end, samples or self._first_axis(batch, ()))
+        total = samples or self._first_axis(batch, ())
+        if not self._checked and total is not None and end - begin < total:
+            self._checked = True
+            _refuse_flattened(batch, total)
+        return self._cut(batch, (), begin, end, total)
 
     def _look(self, value: Any, path: Path, lengths: dict[Path, int], samples: int | None = None) -> None:
         """Find the lists of tensors in `value`, and in the first batch decide what they are lists of.
@@ -152,6 +161,20 @@ _REMEDY = (
     "which need not be cut, or give the loader the attribute batch_size; where each field has one, pass the fields as "
     "a mapping"
 )
+
+
+def _refuse_flattened(batch: Any, total: int) -> None:
+    """Refuse a tensor with as many rows as another has places in its first two axes, of which samples are the first."""
+    shapes = [tuple(one.shape) for one in _trees.tensors_in(batch) if one.dim()]
+    places = {total * shape[1]: shape for shape in shapes if len(shape) > 1 and shape[0] == total and shape[1] > 1}
+    if total > 1 and (flat := next((one for one in shapes if one[0] in places and one[0] != total), None)):
+        whole = places[flat[0]]
+        raise ValueError(
+            f"cannot share out a batch with tensors of shapes {list(whole)} and {list(flat)}: hocket divides the first "
+            f"axis, of {total} samples, and the other is flattened. Have the loader give it in the shape "
+            f"{[*whole[:2], *flat[1:]]}, and flatten it in the loop; if samples are the second axis, have the loader "
+            "give them first"
+        )
 
 
 def _rows(value: Any, begin: int, end: int) -> Any:

@@ -1,12 +1,11 @@
 """Finds what a model computes for a sample from others of its batch: it is run on a batch, and on two parts of it."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
 from hocket.comm import torch_adapter
@@ -25,11 +24,8 @@ from ..batches import (
     undisturbed,
 )
 from ._forward_state import ChangedBuffer, StateProbe
+from ._tolerances import Tolerances, distance
 
-_ROWS = {torch.float64: 1e-5, torch.float32: 1e-3}
-"""Relative to the largest element, by the precision of parameters: what sums in another order never reach."""
-
-_SCALARS = {torch.float64: 1e-6, torch.float32: 1e-4}
 PADDED = (
     "the loader's collate_fn, or the loop, pads samples to the longest of them, each rank has its own, and the model "
     "or its loss gives something else for a sample that is padded further ({}): padding is not masked (a recurrent "
@@ -38,9 +34,6 @@ PADDED = (
     "an object whose __iter__ gives the DataLoader's batches, of which every rank loads all and keeps its part"
 )
 """Format of what is wrong where a rank pads less than one device does."""
-
-_LOW = 5e-2
-"""Where some layer gives half precision: a few of its roundings."""
 
 
 @dataclass
@@ -173,7 +166,15 @@ def look_apart(
             found.rows.add(i)
             joined = torch.cat(theirs) if all(t.shape[1:] == one.shape[1:] for t in theirs) else one
             if not tolerances.close(one, joined):
-                found.wrong[i] = f"what it gives for the samples is {_distance(one, joined):.2g} off, relative"
+                found.wrong[i] = f"what it gives for the samples is {distance(one, joined):.2g} off, relative"
+            continue
+        if (
+            one.dim()
+            and (each := len(one) // samples) > 1
+            and [len(t) for t in (one, *theirs)] == [each * n for n in (samples, *(b - a for a, b in parts))]
+        ):  # several for each sample, in any order
+            if said := _unlike_sums(one, theirs, tolerances):
+                found.wrong[i] = said
             continue
         if one.numel() != 1 or not one.requires_grad:
             continue
@@ -279,38 +280,6 @@ _NOISE = {
 }  # fmt: skip
 
 
-class Tolerances:
-    """How far results may be apart, by the lowest precision of parameters and of what layers give."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._types = {one.dtype for one in module.parameters() if one.is_floating_point()} or {torch.float32}
-        self._device = next((one.device.type for one in module.parameters()), "cpu")
-        # Convolutions on GPUs round float32 to TF32, unless the program forbids it.
-        self._low = self._device != "cpu" or any(dtype not in _ROWS for dtype in self._types)
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Open a block in which layers may show that they compute in half precision, and autocast outside is off."""
-
-        def note(_: Any, __: Any, output: Any) -> None:
-            self._low |= any(t.is_floating_point() and t.dtype not in _ROWS for t in tensors_in(output))
-
-        handle = register_module_forward_hook(note)
-        try:
-            with torch.autocast(self._device, enabled=False), torch_adapter.uncompiled():
-                yield
-        finally:
-            handle.remove()
-
-    def close(self, one: torch.Tensor, other: torch.Tensor, times: float = 1.0) -> bool:
-        """Return whether two tensors are equal but for rounding."""
-        return one.shape == other.shape and (not one.numel() or _distance(one, other) <= times * self.of(one))
-
-    def of(self, one: torch.Tensor) -> float:
-        """Return how far a tensor may be off, relative."""
-        return _LOW if self._low else max((_ROWS if one.dim() else _SCALARS)[dtype] for dtype in self._types)
-
-
 def _unlike_padded(one: torch.Tensor, other: torch.Tensor, tolerances: Tolerances) -> str:
     """Return how padding changes an output; "" where it does not, or, of one that is longer for it, not in all samples.
 
@@ -319,7 +288,7 @@ def _unlike_padded(one: torch.Tensor, other: torch.Tensor, tolerances: Tolerance
     if not one.is_floating_point() or one.shape[:1] != other.shape[:1] or one.dim() != other.dim():
         return ""
     if one.shape == other.shape:
-        return "" if tolerances.close(one, other) else f"{_distance(one, other):.2g} off, relative"
+        return "" if tolerances.close(one, other) else f"{distance(one, other):.2g} off, relative"
     sizes = [min(a, b) for a, b in zip(one.shape[1:], other.shape[1:], strict=True)]
 
     def cropped(row: torch.Tensor, *, end: bool) -> torch.Tensor:
@@ -330,7 +299,7 @@ def _unlike_padded(one: torch.Tensor, other: torch.Tensor, tolerances: Tolerance
     rows = [(cropped(a, end=end), cropped(b, end=end)) for a, b in pairs for end in (False, True)]
     if any(tolerances.close(*pair) for pair in rows):
         return ""
-    return f"{min(_distance(*pair) for pair in rows):.2g} off, relative"
+    return f"{min(distance(*pair) for pair in rows):.2g} off, relative"
 
 
 def run_apart(module: torch.nn.Module, probe: StateProbe, arguments: Any, number: int, samples: int) -> _ApartRun:
@@ -389,9 +358,16 @@ def _added_up(
     return said + (", as a sum over samples is" if not summed and equal(total) else "")
 
 
-def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    a, b = one.detach().double(), other.detach().double()
-    return float((a - b).abs().max() / torch.maximum(a.abs().max(), b.abs().max()).clamp(min=1e-30))
+def _unlike_sums(one: torch.Tensor, parts: Sequence[torch.Tensor], tolerances: Tolerances) -> str:
+    """Return how rows of parts are none of the batch's in another order, as sums show; "" where they are."""
+    if any(t.shape[1:] != one.shape[1:] for t in parts):
+        return ""
+    joined = torch.cat(list(parts))
+    for power in (1, 2):
+        mine, theirs = (t.detach().double().abs().pow(power).sum(0) for t in (one, joined))
+        if not tolerances.close(mine, theirs):
+            return f"what it gives for the samples is {distance(mine, theirs):.2g} off, relative"
+    return ""
 
 
 def _takes_batch_second(module: torch.nn.Module) -> bool:

@@ -8,8 +8,9 @@ import torch
 from hocket.comm import torch_adapter
 
 from ..batches import Packed, undisturbed
-from ._apart import ModelError, NoNoise, Tolerances, as_evaluated, run_apart
+from ._apart import ModelError, NoNoise, as_evaluated, run_apart
 from ._forward_state import StateProbe
+from ._tolerances import Tolerances
 
 MEET = (
     "the loader's collate_fn packs samples into one row, each rank its own, and the model gives something else for a "
