@@ -1,6 +1,7 @@
 """Tasks of srun and mpirun are found by their variables and join; half a description is refused, never passed over."""
 
 import contextlib
+import importlib.util
 import os
 import re
 import shlex
@@ -372,3 +373,41 @@ def test_who_connects_and_says_nothing_or_little_keeps_no_task_out() -> None:
 def _candidates(job: str) -> list[int]:
     begin = int(_tasks._proof(_tasks._secret(), job)[:12], 16)
     return [_tasks._FIRST_PORT + (begin + index * 997) % _tasks._PORTS for index in range(_tasks._CANDIDATES)]
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed (extra: bench)")
+@pytest.mark.parametrize("launcher", ["mpich", "open_mpi"])
+def test_an_mpi_of_another_launcher_is_named_and_leaves_nothing(launcher: str, tmp_path: Path) -> None:
+    """Open MPI in a rank of MPICH's mpirun said "Sorry!" of PMIx, and left 16 MiB in /dev/shm."""
+    source = """
+import mpi4py
+from hocket import _tasks
+try:
+    print(_tasks.meeting_place(_tasks.described()))
+except _tasks.TasksError as error:
+    print(error)
+assert mpi4py.rc.initialize, "a program that asks MPI itself has what it had"
+"""
+    bare = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "MPI_"))}
+    mpich = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
+    before = set(os.listdir("/dev/shm"))
+    command = [sys.executable, "-c", source]
+    if launcher == "open_mpi":  # one that tells what it has started: two ranks of one host, as if of two
+        found = Path(sys.executable).parent / "mpirun"
+        if not found.exists():
+            pytest.skip("mpirun of Open MPI is not installed (extra: bench)")
+        split = 'OMPI_COMM_WORLD_LOCAL_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 exec "$0" "$@"'
+        command = [str(found), "--allow-run-as-root", "--oversubscribe", "-n", "2", "sh", "-c", split, *command]
+    environment = bare | (mpich if launcher == "mpich" else {})
+    ran = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=deadline(60), check=False, cwd=tmp_path
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "Sorry" not in ran.stderr
+    if launcher == "mpich":
+        assert "here it loads " in ran.stdout
+        assert not [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("sm_segment")]
+    else:
+        first, second = ran.stdout.splitlines()
+        assert first == second

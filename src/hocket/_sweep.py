@@ -22,6 +22,7 @@ JOB_VARIABLE = "HOCKET_JOB"
 WARDEN_VARIABLE = "HOCKET_WARDEN"  # by which a warden is known: whoever ends all processes ends wardens last
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 """What ends the launcher must not end the warden first."""
+NO_PROC = "/proc, by which processes are found, is not mounted here: mount -t proc proc /proc"
 _POLL_S = 0.02
 _KILL_DEADLINE_S = 5.0  # SIGKILL acts at once but for processes in uninterruptible sleep, which nothing can end
 

@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ._sweep import start_ticks, stat_of, variable_of
 
@@ -426,21 +427,45 @@ def _proof(secret: bytes, text: str) -> bytes:
 
 def _agree_by_mpi(tasks: LaunchedTask) -> tuple[str, str]:
     """Return rank 0's address and a free port of it, told to all by MPI itself: its variables do not name the host."""
-    try:
-        from mpi4py import MPI
-    except ImportError:
-        world = None
-    else:
-        world = MPI.COMM_WORLD
+    world, library = _world_of_mpi()
     if world is None or world.Get_size() != tasks.size:
+        other = f"; here it loads {library}, which knows nothing of these ranks" if library else ""
         raise TasksError(
             f"{tasks.launcher} has started {tasks.size} ranks on several hosts, and its variables do not tell where "
             "rank 0 is. Name that host: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 python train.py (MPICH: mpirun "
-            "-genv MASTER_ADDR HOST -genv MASTER_PORT 29500); or install mpi4py for this MPI, which tells it"
+            f"-genv MASTER_ADDR HOST -genv MASTER_PORT 29500); or install mpi4py for this MPI, which tells it{other}"
         )
     name = socket.gethostname()
     found: tuple[str, str] = world.bcast((_own_address(name), str(_free_port())), root=0)
     return found
+
+
+def _world_of_mpi() -> tuple[Any, str]:
+    """Return the communicator of all ranks, if mpi4py has one, and the name of the MPI that mpi4py loads.
+
+    Open MPI is not initialized in ranks that it has not started: it would say "Sorry!" of what it misses, and leave
+    files in /dev/shm.
+    """
+    try:
+        import mpi4py
+    except ImportError:
+        return None, ""
+    before = {name: getattr(mpi4py.rc, name) for name in ("initialize", "finalize")}
+    mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # what is initialized below ends with the process
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):  # mpi4py 4 raises the latter where there is no MPI to load
+        return None, ""
+    finally:
+        for name, value in before.items():
+            setattr(mpi4py.rc, name, value)
+    library = MPI.Get_library_version()
+    library = library[: library.find(",")] if "," in library else library.partition("\n")[0]
+    if not MPI.Is_initialized():
+        if "Open MPI" in library and "OMPI_COMM_WORLD_RANK" not in os.environ:
+            return None, library
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    return MPI.COMM_WORLD, library
 
 
 def _own_address(name: str) -> str:

@@ -3,6 +3,8 @@
 import json
 import os
 import resource
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -103,3 +105,20 @@ def test_a_launcher_may_open_what_its_ranks_need_or_says_so_before_any_starts(
     else:
         _allow_files(8)
     assert given == ([] if raised is None else [raised])
+
+
+@pytest.mark.parametrize("command", ["hocket", "rank"])
+def test_a_missing_proc_is_named(command: str, script: Any, tmp_path: Path) -> None:
+    """As in a chroot: the launcher blamed TMPDIR, and ranks of other launchers ended in a bare FileNotFoundError."""
+    inside = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    hidden = "mount -t tmpfs none /proc"
+    if not shutil.which("unshare") or subprocess.run([*inside, hidden], check=False, capture_output=True).returncode:
+        pytest.skip("needs unshare, and a kernel that makes user namespaces")
+    words = ["-m", "hocket", "run", "--no-run-dir", "-n", "1", script("")]
+    if command == "rank":
+        words = ["-c", "from hocket.comm import host_identity; host_identity()"]
+    line = f"{hidden}; exec {shlex.join([sys.executable, *words])}"
+    ran = subprocess.run([*inside, line], capture_output=True, text=True, timeout=deadline(60), check=False)
+    assert ran.returncode == 1
+    assert "mount -t proc proc /proc" in ran.stderr.splitlines()[-1]
+    assert "TMPDIR" not in ran.stderr

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar, cast
 import keras
 import torch
 
-from hocket.parallel.mesh import Mesh, own_gpu
+from hocket.parallel.mesh import Mesh, own_gpu, warn_of_other_programs
 from hocket.parallel.mesh import world as _world
 
 from . import _arguments, _private
@@ -105,6 +105,7 @@ class Model:
         _arguments.check_pipeline(model, pipeline, micro_batches, split, shard, schedule)
         self.model = model
         self.world = self._data_world = _world.join(group)
+        warn_of_other_programs(self.world)
         _take_own_gpu(model)
         self._micro_batches = micro_batches
         self._resume: Resume | None = None

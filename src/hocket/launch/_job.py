@@ -74,7 +74,8 @@ def _told() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = of_processes(error) or "; TMPDIR names another temporary directory"
+        proc = "" if os.path.exists("/proc/self/stat") else f"; {_sweep.NO_PROC}"
+        remedy = proc or of_processes(error) or "; TMPDIR names another temporary directory"
         raise LaunchError(f"the job cannot begin: {error}{remedy}") from None
 
 

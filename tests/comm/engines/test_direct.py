@@ -263,3 +263,11 @@ def test_unread_messages_of_a_rank_that_is_gone_do_not_hide_that() -> None:
         end_s = time.monotonic() + deadline(5)
         while points.ended() != {1}:
             assert time.monotonic() < end_s
+
+
+def test_an_address_of_loopback_that_nobody_answers_is_explained() -> None:
+    """Another host's /etc/hosts had named it 127.0.1.1."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(CommError, match="set GLOO_SOCKET_IFNAME on it"):
+        _direct._call(f"{port} secret 127.0.1.1", 1, 0, time.monotonic() + deadline(5))

@@ -2,7 +2,11 @@
 
 import os
 import select
+import shlex
+import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -76,6 +80,27 @@ def test_a_host_whose_name_is_of_loopback_is_reached_at_an_address_that_others_h
     monkeypatch.setattr(socket, "socket", _Routed)
     monkeypatch.setenv("MASTER_ADDR", master)
     assert _own_address() == own
+
+
+@pytest.mark.parametrize(
+    ("networks", "master", "own"),
+    [(1, "node0", "10.9.0.1"), (2, "node0", "None"), (1, "127.0.0.1", "None"), (0, "node0", "None")],
+)
+def test_a_host_of_a_closed_network_is_reached_at_its_only_address(networks: int, master: str, own: str) -> None:
+    """Nothing leads to a default route there, and the name of rank 0's host to loopback: others were told 127.0.1.1."""
+    inside = ["unshare", "--map-root-user", "--net", "--uts", "--mount", "sh", "-ec"]
+    lines = ["hostname node0", "ip link set lo up", "mount -t tmpfs none /mnt"]
+    lines += ["printf '127.0.0.1 localhost\\n127.0.1.1 node0\\n' > /mnt/hosts", "mount --bind /mnt/hosts /etc/hosts"]
+    for number in range(networks):
+        lines += [f"ip link add net{number} type bridge", f"ip link set net{number} up"]
+        lines += [f"ip address add 10.9.{number}.1/24 dev net{number}"]
+    tools = all(map(shutil.which, ("unshare", "ip", "hostname")))
+    if not tools or subprocess.run([*inside, "\n".join(lines)], check=False, capture_output=True).returncode:
+        pytest.skip("needs unshare, ip and hostname, and a kernel that makes user namespaces and bridges")
+    source = "from hocket.comm.engines._gloo import _own_address; print(_own_address())"
+    script = "\n".join([*lines, f"MASTER_ADDR={master} exec {shlex.join([sys.executable, '-c', source])}"])
+    ran = subprocess.run([*inside, script], capture_output=True, text=True, check=True, timeout=deadline(60))
+    assert ran.stdout.strip() == own
 
 
 def _until(true: Callable[[], bool]) -> None:

@@ -7,6 +7,7 @@ operation goes this way (`FlatFrames`); data goes through the engine, whose thre
 
 import contextlib
 import hmac
+import ipaddress
 import os
 import secrets
 import select
@@ -337,7 +338,14 @@ def _call(published: str, rank: int, peer: int, deadline_s: float) -> socket.soc
         one = socket.create_connection((address, int(port)), max(0.001, deadline_s - time.monotonic()))
         one.sendall(_HELLO.pack(rank, _proof_of(published)))
     except OSError as error:
-        raise _unreachable(peer, f"{address} port {port}: {error}") from error
+        why = f"{address} port {port}: {error}"
+        with contextlib.suppress(ValueError):
+            if ipaddress.ip_address(address).is_loopback:
+                why += (
+                    "; if it is on another host, that host's name is one of loopback there (/etc/hosts): set "
+                    "GLOO_SOCKET_IFNAME on it to the interface that leads to the others, or MASTER_ADDR to its address"
+                )
+        raise _unreachable(peer, why) from error
     return one
 
 

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import errno
+import fcntl
 import functools
 import hmac
 import ipaddress
@@ -11,6 +12,7 @@ import re
 import secrets
 import select
 import socket
+import struct
 import sys
 import threading
 import weakref
@@ -35,6 +37,7 @@ _GRACE_S: Final = 2.0  # for the thread that waits to tell that a message was wh
 
 _END_S: Final = 1.0
 _LOOPBACK: Final = "127.0.0.1"
+_SIOCGIFADDR: Final = 0x8915  # <linux/sockios.h>
 _connected: "weakref.WeakSet[Gloo]" = weakref.WeakSet()
 _ending, _ended = threading.Event(), threading.Event()
 _closing = threading.Lock()  # of listening sockets: groups that connect at once see each other's
@@ -71,7 +74,8 @@ def _own_address() -> str | None:
     """Return this host's address towards others where its name has none but loopback, as Debian's /etc/hosts has it.
 
     None where Gloo's own choice, the address of the name, serves. Asked for are the interface that leads to rank 0 and,
-    on the host that has that name itself, that of the default route.
+    on the host that has that name itself, that of the default route; without one, as in a closed network, the only
+    address that there is.
     """
     name, place = socket.gethostname(), os.environ.get("MASTER_ADDR", _LOOPBACK)
     with contextlib.suppress(OSError):
@@ -87,7 +91,19 @@ def _own_address() -> str | None:
                 probe.connect(there)  # sends nothing
                 if not _is_loopback(address := probe.getsockname()[0]):
                     return str(address)
-    return None
+    return _only_address() if place == name else None
+
+
+def _only_address() -> str | None:
+    """Return this host's address where it has a single one of IPv4 besides loopback's; None else."""
+    found = set()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # one without an address, say
+                reply = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                found.add(socket.inet_ntoa(reply[20:24]))
+    outside = [one for one in found if not _is_loopback(one)]
+    return outside[0] if len(outside) == 1 else None
 
 
 def _is_loopback(address: Any) -> bool:

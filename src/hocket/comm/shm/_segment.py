@@ -15,6 +15,10 @@ from pathlib import Path
 
 import torch
 
+from hocket import _sweep
+
+from ..transport import CommError
+
 PAGE = 4096
 _MARK = slice(PAGE - 8, PAGE)
 
@@ -89,11 +93,18 @@ def host_identity() -> str:
     """Return a text that is equal for two processes only if they run under the same kernel and process namespace.
 
     HOCKET_HOST, if set, is part of it: emulated hosts of one machine are told apart by it.
+
+    Raises:
+        CommError: There is no /proc, as in a bare chroot.
     """
     boot = socket.gethostname()  # where a container hides /proc/sys
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}:{os.readlink('/proc/self/ns/pid')}:{os.environ.get('HOCKET_HOST', '')}"
+    try:
+        space = os.readlink("/proc/self/ns/pid")
+    except OSError as error:
+        raise CommError(f"ranks cannot tell who shares a host: {error.strerror}; {_sweep.NO_PROC}") from None
+    return f"{boot}:{space}:{os.environ.get('HOCKET_HOST', '')}"
 
 
 def nonce() -> int:

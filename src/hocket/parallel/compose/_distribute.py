@@ -16,7 +16,7 @@ from hocket.profile import note_plan
 
 from ..batches import DistributedLoader, ShardedLoader, SharedLoader, average, total
 from ..data import DataParallel, synchronise
-from ..mesh import Mesh, World, own_gpu
+from ..mesh import Mesh, World, own_gpu, warn_of_other_programs
 from ..mesh import world as _world
 from ..state import Deferred, broadcast_optimizer_state
 from ._claim import check_undivided
@@ -106,6 +106,7 @@ def distribute(
     for one in optimizers:
         check_optimizer(one)
     world = _world.join(group, timeout_s)
+    warn_of_other_programs(world)
     plan = _plain_plan()
     bucket_bytes = plan.bucket_bytes if bucket_bytes is None else bucket_bytes
     compression = plan.compression if compression is None else compression

@@ -32,6 +32,7 @@ from ..batches import (
 )
 from ..batches.batch import current, put_back
 from ..data import Relaxation
+from ..mesh import warn_of_other_programs
 from ..mesh import world as _world
 from ..state import IncompatibleKeys, StateBytes, checkpoint, clip, deferred, process_memory
 from ..state.optim import TrustRatios
@@ -114,6 +115,7 @@ class Trainer:
     ) -> None:
         self._loss_form = LossForm(loss_reduction, loss_weight)
         world = _world.join(timeout_s=timeout_s)
+        warn_of_other_programs(world)
         if not isinstance(model, torch.nn.Module) and callable(model):
             model = deferred(model)
         if callable(optimizer) and not hasattr(optimizer, "param_groups"):

@@ -2,7 +2,8 @@
 
 from ._links import link_of
 from ._mesh import Mesh
+from ._programs import warn_of_other_programs
 from ._turns import in_turn
 from .world import DryGroup, World, join, own_gpu
 
-__all__ = ["DryGroup", "Mesh", "World", "in_turn", "join", "link_of", "own_gpu"]
+__all__ = ["DryGroup", "Mesh", "World", "in_turn", "join", "link_of", "own_gpu", "warn_of_other_programs"]
