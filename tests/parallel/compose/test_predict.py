@@ -128,9 +128,9 @@ def written_by_gpt2(staged: bool) -> tuple[list[int], list[str]]:
     """The tokens that a model of transformers generates, and what is said where it is to keep keys and values."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sizes = {"vocab_size": 40, "n_positions": 24, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    sizes: Any = {"vocab_size": 40, "n_positions": 24, "n_embd": 16, "n_layer": 2, "n_head": 2}
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=2, pad_token_id=0)).double().eval()
+    model: Any = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=2, pad_token_id=0)).double().eval()
     ids = torch.arange(3, 15).reshape(2, 6)
     plan = Plan(pipeline_parallel_degree=2, micro_batches=2) if staged else Plan()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -138,11 +138,12 @@ def written_by_gpt2(staged: bool) -> tuple[list[int], list[str]]:
         model, lambda out, y: torch.nn.functional.cross_entropy(out.logits[:, -1], y), optimizer, plan, sample=ids
     )
     with torch.no_grad():
-        tokens = trainer.model.generate(ids, max_new_tokens=6, do_sample=False, use_cache=False)
+        generate: Any = trainer.model.generate
+        tokens = generate(ids, max_new_tokens=6, do_sample=False, use_cache=False)
         said = []
         for uses in ({}, {"use_cache": True}) if staged else ():
             with pytest.raises(TypeError) as refused:
-                trainer.model.generate(ids, max_new_tokens=6, do_sample=False, **uses)
+                generate(ids, max_new_tokens=6, do_sample=False, **uses)
             said.append(str(refused.value))
     return tokens.flatten().tolist(), said
 
