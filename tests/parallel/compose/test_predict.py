@@ -122,3 +122,35 @@ def test_global_batches_that_share_memory_with_a_rank_s_part_are_whole() -> None
     for found in run_ranks(predicted_beside_parts_that_share_their_memory, 2):
         for one, other in zip(found, alone, strict=True):
             assert one == pytest.approx(other, rel=1e-12)
+
+
+def written_by_gpt2(staged: bool) -> tuple[list[int], list[str]]:
+    """The tokens that a model of transformers generates, and what is said where it is to keep keys and values."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes: Any = {"vocab_size": 40, "n_positions": 24, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    torch.manual_seed(0)
+    model: Any = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=2, pad_token_id=0)).double().eval()
+    ids = torch.arange(3, 15).reshape(2, 6)
+    plan = Plan(pipeline_parallel_degree=2, micro_batches=2) if staged else Plan()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = hocket.Trainer(
+        model, lambda out, y: torch.nn.functional.cross_entropy(out.logits[:, -1], y), optimizer, plan, sample=ids
+    )
+    with torch.no_grad():
+        generate: Any = trainer.model.generate
+        tokens = generate(ids, max_new_tokens=6, do_sample=False, use_cache=False)
+        said = []
+        for uses in ({}, {"use_cache": True}) if staged else ():
+            with pytest.raises(TypeError) as refused:
+                generate(ids, max_new_tokens=6, do_sample=False, **uses)
+            said.append(str(refused.value))
+    return tokens.flatten().tolist(), said
+
+
+def test_what_transformers_generates_in_a_pipeline_is_what_one_process_does_and_a_cache_is_refused() -> None:
+    pytest.importorskip("transformers")
+    tokens, _ = written_by_gpt2(False)
+    for found, said in run_ranks(written_by_gpt2, 2, True, timeout_s=90):
+        assert found == tokens
+        assert all("say use_cache=False, as in trainer.model.generate" in one for one in said)

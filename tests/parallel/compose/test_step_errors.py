@@ -14,6 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import hocket
+from hocket.comm import CommError
+from hocket.parallel.mesh import _failed_group, give_up
 from hocket.planner import Plan, PlanError
 from hocket.testing import run_ranks
 
@@ -62,6 +64,57 @@ def test_an_error_of_one_rank_is_an_error_of_all(ranks: int, plan: Plan) -> None
     assert [one[:2] for one in others] == [(kind, said)] * (ranks - 1)
     assert failed[:2] == ((kind, said) if plan is STAGED else ("ValueError", "this sample is damaged"))
     assert all(one[2] < 20 for one in (*others, failed))  # and not the time-out of 300 s
+
+
+def next_after_failure(plan: Plan) -> tuple[list[float], float]:
+    """The losses of a trainer after one whose step has failed on one rank, and a mean over the ranks after it."""
+    one_fails(plan)
+    trainer, x = made(10**9, plan)
+    return [float(trainer.step((x, x))) for _ in range(3)], float(hocket.average(torch.tensor(float(dist.get_rank()))))
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("plan", [STAGED, Plan()])
+def test_after_a_step_that_failed_the_next_trainer_trains(plan: Plan) -> None:
+    one, other = run_ranks(next_after_failure, 2, plan, backend=None, timeout_s=60)
+    assert one == other
+    assert one[0][0] > one[0][-1] > 0
+    assert one[1] == 0.5
+
+
+def in_own_group() -> tuple[str, float]:
+    one_fails(STAGED)
+    with pytest.raises(CommError) as refused:
+        made(10**9, STAGED)
+    dist.destroy_process_group()
+    dist.init_process_group("hocket")
+    trainer, x = made(10**9, STAGED)
+    return str(refused.value), float(trainer.step((x, x)))
+
+
+def test_after_a_step_that_failed_a_group_of_the_program_is_refused_with_the_remedy() -> None:
+    one, other = run_ranks(in_own_group, 2, timeout_s=60)
+    assert one == other
+    assert "has failed in its step: ValueError: this sample is damaged; to go on, call torch.dis" in one[0]
+
+
+def known_to_one() -> str:
+    trainer, x = made(10**9, Plan())
+    trainer.step((x, x))
+    if dist.get_rank():
+        time.sleep(2)
+        return ""
+    group = dist.group.WORLD
+    give_up([group], "rank 0 has failed in its step: ValueError: alone", "0/0/1")
+    _failed_group._TOGETHER_S = 0.5
+    with pytest.raises(CommError) as refused:
+        made(10**9, Plan())
+    return str(refused.value)
+
+
+def test_a_step_that_failed_on_one_rank_alone_is_no_reason_to_join_anew() -> None:
+    said, _ = run_ranks(known_to_one, 2, backend=None, timeout_s=60)
+    assert "not all of them have ended that step in an error" in said
 
 
 class Damaged:

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hocket
+from hocket.planner import Plan
 from hocket.testing import run_ranks
 
 
@@ -62,7 +63,7 @@ def test_one_that_divides_each_batch_or_none_is_not(kind: str) -> None:
     assert run_ranks(said_of_a_prepared_loader, 2, kind, timeout_s=120) == [([], 6)] * 2
 
 
-def rates_and_what_is_said(kind: str, trainer: bool) -> tuple[list[float], list[str]]:
+def rates_and_what_is_said(kind: str, trainer: bool, plan: Plan | None = None) -> tuple[list[float], list[str]]:
     """The learning rates of six steps by a schedule that Accelerate has prepared, and what is said of it."""
     from accelerate import Accelerator, DataLoaderConfiguration
 
@@ -83,7 +84,8 @@ def rates_and_what_is_said(kind: str, trainer: bool) -> tuple[list[float], list[
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         if trainer:
-            made = hocket.Trainer(model, nn.functional.mse_loss, optimizer)
+            own = optimizer if plan is None else getattr(optimizer, "optimizer", optimizer)  # without the wrapper
+            made = hocket.Trainer(model, nn.functional.mse_loss, own, plan or Plan())
             for batch in made.batches(loader):
                 made.step(batch)
                 schedule.step()
@@ -98,6 +100,14 @@ def rates_and_what_is_said(kind: str, trainer: bool) -> tuple[list[float], list[
                 rates.append(optimizer.param_groups[0]["lr"])
     del kept
     return rates, [str(one.message) for one in said if "Accelerate's schedule" in str(one.message)]
+
+
+@pytest.mark.parametrize("plan", [Plan(priority=True), Plan(synchronisation="local:2")])
+@pytest.mark.parametrize(("kind", "told"), [("each", 1), ("other's", 0)])
+def test_a_schedule_of_accelerate_is_told_of_where_replicas_are_not_compared(kind: str, told: int, plan: Plan) -> None:
+    pytest.importorskip("accelerate")
+    found = run_ranks(rates_and_what_is_said, 2, kind, True, plan, timeout_s=120)
+    assert [len(said) for _, said in found] == [told, 0]
 
 
 @pytest.mark.parametrize("trainer", [False, True])

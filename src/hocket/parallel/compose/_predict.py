@@ -22,6 +22,7 @@ from ._same_batch import SameBatch
 
 _MASK = "attention_mask"
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {"use_cache": (False,), "return_dict": (True,)}
+_CACHES = {"cache", "cache_params", "past_key_values"}  # what keys and values are kept in for the next call
 
 
 class Predictor:
@@ -169,6 +170,11 @@ def _staged(composition: Composition, pipeline: Pipeline, names: Sequence[str], 
             if name in names and name not in values:
                 values[name] = value
             elif not _neutral(name, value):
+                if name == "use_cache" or _is_cache(name, value):
+                    raise TypeError(
+                        f"{name}= has no place in the stages of this pipeline, which keep no keys and values from call "
+                        "to call: say use_cache=False, as in trainer.model.generate(ids, use_cache=False)"
+                    )
                 raise TypeError(
                     f"{name}= has no place in the stages of this pipeline, which were made for a sample of "
                     f"{', '.join(names)}; leave it out, or give it in Trainer(..., sample=)"
@@ -180,7 +186,8 @@ def _staged(composition: Composition, pipeline: Pipeline, names: Sequence[str], 
             )
         composition.finish()
         inputs = {name: values[name] for name in names} if named else tuple(values.values())
-        return pipeline.forward(inputs, everywhere=True, micro_batches=1)
+        output = pipeline.forward(inputs, everywhere=True, micro_batches=1)
+        return _without_cache(output) if kwargs.get("use_cache", True) is False else output
 
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_KEYWORD
     parameters = [*(inspect.Parameter(name, kinds[0]) for name in names), inspect.Parameter("kwargs", kinds[1])]
@@ -239,6 +246,18 @@ def _neutral(name: str, value: Any) -> bool:
     if name == _MASK and isinstance(value, torch.Tensor):
         return bool(value.all())
     return value is None or any(value is one for one in _NEUTRAL.get(name, ()))
+
+
+def _is_cache(name: str, value: Any) -> bool:
+    return name in _CACHES or any(kind.__name__ == "Cache" for kind in type(value).__mro__)
+
+
+def _without_cache(output: Any) -> Any:
+    """Return an output without the cache that stages give which were made of a model that gives one."""
+    if not isinstance(output, Mapping) or not any(_is_cache(*item) for item in output.items()):
+        return output
+    kept: Any = {name: value for name, value in output.items() if not _is_cache(name, value)}
+    return kept if type(output) is dict else type(output)(**kept)
 
 
 def _apart(both: Any, first: Any, second: Any) -> bool:

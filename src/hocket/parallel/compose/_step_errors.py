@@ -12,7 +12,7 @@ from functools import partial
 from hocket.comm import CollectiveMismatchError, CommError, torch_adapter
 
 from ..data import loops_set_aside
-from ..mesh import Mesh, in_turn
+from ..mesh import Mesh, give_up, in_turn
 from ..pipeline import StageError
 
 _LEAST_ALL_S, _MOST_ALL_S = 2.0, 10.0
@@ -67,8 +67,8 @@ class StepErrors:
                 raise error from None
             if not said:
                 raise
-            for group in {id(one.group): one.group for one in self._mesh.worlds if one.group is not None}.values():
-                group.fail(CommError(said))
+            groups = {id(one.group): one.group for one in self._mesh.worlds if one.group is not None}.values()
+            give_up(groups, said, f"{whole.group.group_name}/{self._number}/{self._steps}")
             staged = self._mesh["pipeline"].size > 1
             if not staged and not isinstance(error, CommError):
                 raise

@@ -65,6 +65,9 @@ class Watches:
             whole = {name: one for name, one in model.named_parameters() if name not in composition.cut}
             self._marks = ReplicaMarks(whole if composition.local else {})
             self._marks.follow(optimizer, counted=False)
+        self._schedules = ReplicaMarks({}) if world.size > 1 and self._marks is None else None
+        if self._schedules is not None:  # ranks' settings may differ
+            self._schedules.follow(optimizer, counted=False)
         self.same = {kind: SameBatch(world, f"trainer.{kind}") for kind in ("step", "evaluate")}
         self.numbers = SameNumbers([mesh[one.name] for one in inner() if one.divides != "layers"])
         # With priority gradients are under way after the first step.
@@ -125,6 +128,8 @@ class Watches:
         self.check_model()
         if self._marks is not None:
             self._marks.compare(self._composition.mesh.whole)
+        if self._schedules is not None:
+            self._schedules.look_at_schedules(self._composition.mesh.whole)
         self._claim.check()
         self._others.check()
         self._written.check()

@@ -98,7 +98,7 @@ class ReplicaMarks:
 
     def check(self, sums: torch.Tensor, world: World) -> None:
         """Compare; on every rank alike. Raises RuntimeError: ranks have different settings, or different weights."""
-        self._look_at_schedules(world)
+        self.look_at_schedules(world)
         *marks, weight, square = sums.double().cpu().tolist()
         weight, square = weight / world.size, square / world.size
         if not alike(marks, world.size):
@@ -153,8 +153,11 @@ class ReplicaMarks:
                 "parameter.grad = hocket.average(parameter.grad) for each parameter, on every rank"
             )
 
-    def _look_at_schedules(self, world: World) -> None:
-        """Look at other libraries' schedules once, when an optimizer's settings are no longer what they were."""
+    def look_at_schedules(self, world: World) -> None:
+        """Look at other libraries' schedules once, when an optimizer's settings are no longer what they were.
+
+        Nothing is exchanged: it is for ranks that are not alike, too.
+        """
         if self._first is None:
             return
         settings = [groups for _, groups in self._settings()]

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from hocket import _tasks
 from hocket.comm import timeout_setting
 
+from ._failed_group import joined, leave_failed
 from ._turns import in_turn
 
 T = TypeVar("T")
@@ -148,13 +149,16 @@ def join(group: Any = None, timeout_s: float | None = None) -> World:
     Raises:
         ValueError: a time-out that is not above 0; variables that say that this is one process of several, and not
             which; or as for `current`.
+        CommError: a step in this group has failed, and it cannot be joined anew.
     """
     if timeout_s is not None and not 0 < timeout_s < 1e9:
         raise ValueError(f"timeout_s={timeout_s}: give the seconds that an operation may take, a number above 0")
     with _joining:  # two threads at once: both would make the group, and wait for each other's ranks
+        leave_failed(group)
         if group is None and dist.is_available() and not dist.is_initialized() and _tasks.launched():
             timeout_s = timeout_s or timeout_setting() or TIMEOUT_S
             dist.init_process_group("hocket", timeout=timedelta(seconds=max(timeout_s, TIMEOUT_S)))
+            joined(dist.group.WORLD)
             atexit.register(_leave)
     found = current(group)
     if timeout_s is not None and found.group is not None:
