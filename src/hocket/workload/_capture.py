@@ -149,6 +149,7 @@ def _layers(
                 fixed_share=round(timing.fixed_share[index], 6) if timing else 0.0,
                 backward_share=_backward_share(own_state.parameters, trained_before),
                 tensors=len(own_state.parameters),
+                frozen_tensors=sum(not one.requires_grad for one in own_state.parameters),
                 launch_s=timing.launch_s * max(1, spent.calls) / calls if timing else 0.0,
                 peak_bytes=passing[index],
                 peak_fixed_bytes=fixed[index],

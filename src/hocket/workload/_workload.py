@@ -36,6 +36,7 @@ class Layer:
         reductions: All-reduces of its output that dividing it so takes in each of the forward and backward passes.
         reduced_bytes: What each of them reduces, for the whole batch.
         tensors: How many its parameters are, counted one by one; 0 if unknown.
+        frozen_tensors: How many of these are not trained.
         shares: Of a captured layer: what one rank does of it, for each number of ranks that can divide it.
         block: Of a layer that is part of another one: that one's name. Parameters that are sharded are gathered for
             what of a block a stage holds.
@@ -69,6 +70,7 @@ class Layer:
     launch_s: float = 0.0
     peak_bytes: float = 0.0
     peak_fixed_bytes: float = 0.0
+    frozen_tensors: int = 0
 
     def share(self, degree: int, *, sequence: bool = False, axis: str = "tensor") -> Share:
         """Return what one of `degree` ranks does of the layer; all of it, if so many cannot divide it.
