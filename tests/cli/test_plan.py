@@ -31,9 +31,9 @@ def run(*words: str) -> int:
     return code if isinstance(code, int) else 0
 
 
-def run_json(capsys: Captured, *words: str) -> dict[str, object]:
+def run_json(capsys: Captured, *words: str) -> dict[str, Any]:
     assert run(*words, "--json") == 0
-    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
 
@@ -675,3 +675,58 @@ def test_only_what_was_measured_on_cores_is_told_of(tmp_path: Path, monkeypatch:
     assert not told
     _target.resolve_target(f"{tmp_path}/train.py:build")
     assert told == [1]
+
+
+OPTIMIZED = """
+import torch
+
+def build():
+    return torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3))), torch.zeros(8, 64)
+"""
+
+
+def test_an_optimizer_is_planned_by_what_it_keeps(capsys: Captured, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OPTIMIZED)
+    words = [f"{tmp_path}/train.py:build", "-n", "2", "--device", "meta"]
+    state = 3 * 4 * (64 * 64 + 64)
+
+    def found(*more: str, verb: str = "plan") -> tuple[dict[str, Any], str]:
+        one: Any = run_json(capsys, verb, *words, *more)
+        (row,) = [row for row in one["assumptions"] if row["what"] == "optimizer"]
+        return one, f"{row['value']} ({row['basis']})"
+
+    one, said = found("--data", "2", "--shard", "none")
+    assert said == "state of 2 times the gradients' bytes (Adam; --optimizer says another) (assumed)"
+    assert one["ranked"][0]["memory_bytes"]["optimizer"] == 2 * state
+    one, said = found("--data", "2", "--shard", "none", "--optimizer", "SGD:momentum=0.9,nesterov=True")
+    assert said == "state of 1 times the gradients' bytes (SGD:momentum=0.9,nesterov=True) (given)"
+    assert one["ranked"][0]["memory_bytes"]["optimizer"] == state
+    _, said = found("--cluster", "laptop", "--optimizer", "torch.optim.SGD", verb="predict")
+    assert said == "state of 0 times the gradients' bytes (torch.optim.SGD) (given)"
+    one, _ = found("--optimizer", "Adafactor", "--keep", "50")  # which the Trainer lets no plan divide
+    assert len(one["ranked"]) > 1
+    assert not [row["describe"] for row in one["ranked"] if "sharded" in row["describe"] or "tensor" in row["describe"]]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--optimizer", "Foo"], "torch.optim has no optimizer 'Foo'; write AdamW, SGD:momentum=0.9, or the"),
+        (["--optimizer", "no_such_module.Adam"], "No module named 'no_such_module'"),
+        (["--optimizer", "torch.nn.Linear"], "torch.nn has no optimizer 'Linear'"),
+        (["--optimizer", "SGD:momentum"], "write each setting once, as SGD:momentum=0.9,nesterov=True"),
+        (["--optimizer", "SGD:momentum=high"], "'high' is no number, True or False"),
+        (["--optimizer", "SGD:speed=1"], "SGD has no setting 'speed'"),
+        (["--optimizer", "Muon"], "no step on a parameter of shape (64,): ValueError: Muon only supports 2D"),
+        (["--optimizer", "Adafactor", "--shard", "optimizer"], "Adafactor needs whole parameters"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_is_refused(capsys: Captured, tmp_path: Path, more: list[str], said: str) -> None:
+    (tmp_path / "train.py").write_text(OPTIMIZED)
+    assert run("plan", f"{tmp_path}/train.py:build", "-n", "2", "--device", "meta", *more) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_optimizer_is_of_a_captured_model(capsys: Captured) -> None:
+    assert run("plan", "gpt-7b", "-n", "8", "--cluster", "selene-like", "--optimizer", "SGD") == 2
+    assert "a shape's is Adam in mixed precision" in capsys.readouterr().err
