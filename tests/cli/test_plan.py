@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -20,6 +21,7 @@ from hocket.cli._output import print_json
 from hocket.planner import Plan
 from hocket.profile._layout import STEP
 from hocket.profile._record import RankRecord
+from hocket.workload import parse
 
 Captured = pytest.CaptureFixture[str]
 
@@ -664,17 +666,29 @@ def test_what_others_compute_is_what_the_machine_does_and_this_process_does_not(
     assert _beside._machine_s() - before > _beside._own_s() - own - 0.1 > 0.1
 
 
-def test_only_what_was_measured_on_cores_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_measured_on_cores_beside_others_is_told_of_and_less_sure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     told: list[int] = []
-    monkeypatch.setattr(_target, "watch_for_others", lambda: lambda: told.append(1))
+    monkeypatch.setattr(_target, "watch_for_others", lambda: lambda: told.append(1) or 1.25)
     (tmp_path / "train.py").write_text(
         "import torch\ndef build(): return torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.rand(8, 4)\n"
     )
     _target.resolve_target(f"{tmp_path}/train.py:build", device="meta")
     _target.resolve_target("gpt-7b")
     assert not told
-    _target.resolve_target(f"{tmp_path}/train.py:build")
+    found = _target.resolve_target(f"{tmp_path}/train.py:build")
     assert told == [1]
+    assert parse(str(found)).disturbed == 1.25
+    (tmp_path / "busy.workload").write_text(str(found))
+    (tmp_path / "alone.workload").write_text(str(dataclasses.replace(found, disturbed=0.0)))
+    busy, alone = (
+        run_json(capsys, "plan", f"{tmp_path}/{name}.workload", "-n", "2", "--batch", "8") for name in ("busy", "alone")
+    )
+    ends = [found["ranked"][0]["interval"]["step_s"] for found in (busy, alone)]
+    assert ends[0][0] < ends[1][0] < ends[1][1] == ends[0][1]
+    said = [row["value"] for row in busy["assumptions"] if row["what"] == "computation"]
+    assert said == ["each layer's times, beside others on 1.2 cores: far too long, perhaps"]
 
 
 OPTIMIZED = """

@@ -256,7 +256,8 @@ def _assumptions(
     for what in network.unlike.split():
         rows.append((what, f"those of {network.name} differ: all are taken for the least of them", "assumed"))
     if one.measured:
-        rows.append(("computation", "each layer's times", "measured"))
+        beside = f", beside others on {one.disturbed:.1f} cores: far too long, perhaps" if one.disturbed else ""
+        rows.append(("computation", f"each layer's times{beside}", "measured"))
         for name in untried(plan, constants):
             rows.append(
                 (f"{name} axis", "no plan that was run to calibrate uses it: small models tell its costs", basis)
