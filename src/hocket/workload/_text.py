@@ -57,7 +57,9 @@ def parse(text: str) -> Workload:
     name = head.pop("workload")
     try:
         batch = int(head.pop("batch"))
-        numbers = {one: float(head.pop(one, "0")) for one in ("optimizer_s", "update_passes", "disturbed")}
+        optimizer_s, update_passes, disturbed = (
+            float(head.pop(one, "0")) for one in ("optimizer_s", "update_passes", "disturbed")
+        )
     except ValueError as error:
         raise WorkloadError(
             f"workload {name!r}: {error}; write numbers for batch, optimizer_s, update_passes and disturbed"
@@ -65,7 +67,10 @@ def parse(text: str) -> Workload:
     layers, finer = found.values()
     if not layers:
         raise WorkloadError(f"workload {name!r}: it has no line 'layer'")
-    return Workload(name, batch, tuple(layers), finer=tuple(finer), **numbers, **head)
+    return Workload(
+        name, batch, tuple(layers), optimizer_s=optimizer_s, update_passes=update_passes, finer=tuple(finer),
+        disturbed=disturbed, **head,
+    )  # fmt: skip
 
 
 def _with(layer: Layer, words: list[str], *, inner: bool) -> Layer:
