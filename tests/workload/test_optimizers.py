@@ -103,3 +103,11 @@ def test_what_takes_no_step_is_told_by_its_name_or_refused() -> None:
         optimizer_maker(torch.optim.SGD, speed=1)
     with pytest.raises(WorkloadError, match="'lamb' is not one of sgd, momentum, adam, and no function"):
         Update.of("lamb", own)
+
+
+def test_parameters_without_a_shape_are_refused_with_the_remedy() -> None:
+    model, sample = nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 2)), torch.zeros(4, 16)
+    with pytest.raises(WorkloadError, match=r"parameter 0\.weight has no shape yet; call the model once before"):
+        capture(model, sample)
+    model(sample)
+    assert capture(model, sample, device="meta").parameters == 8 * 16 + 8 + 2 * 8 + 2

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from ._dry_runs import DryRun, dry_shares
 from ._optimizers import OptimizerMaker, Update
 from ._peaks import Peak, peaks_of
-from ._share import Share
+from ._share import Share, WorkloadError
 from ._shares import Holding, operations_of, shares_of
 from ._timing import Timing, optimizer_time, time_of
 from ._trace import Trace, trace_of
@@ -64,9 +65,11 @@ def capture(
         unit: What a sample is called.
 
     Raises:
-        WorkloadError: the optimizer is unknown or takes no step on these parameters, the batch has no tensor, or the
-            model gives nothing that can be back-propagated.
+        WorkloadError: the optimizer is unknown or takes no step on these parameters, which may have no shape yet, the
+            batch has no tensor, or the model gives nothing that can be back-propagated.
     """
+    if lazy := next((name for name, one in model.named_parameters() if is_lazy(one)), None):
+        raise WorkloadError(f"capture: parameter {lazy} has no shape yet; call the model once before, on its sample")
     update = Update.of(optimizer, model.parameters())
     place = torch.device(device) if device is not None else _device_of(model)
     here = model if place == _device_of(model) else _copied(model, place)
