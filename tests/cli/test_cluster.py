@@ -188,3 +188,11 @@ def test_pairs_of_a_large_world_are_a_ring_and_its_diagonals() -> None:
     many = pairs_of(64)
     assert len(many) == 64 + 32
     assert {rank for pair in many for rank in pair} == set(range(64))
+
+
+def test_what_a_cluster_says_is_reached_is_checked_where_it_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    for said, rule in (("jiter=0.03", "jiter = '0.03' is no constant"), ("jitter=-1", "constant jitter: -1.0 must be")):
+        code, _, err = run(capsys, "cluster", "show", f"star:hosts=2,reached.{said}")
+        assert code == 2
+        assert rule in err
+    assert run(capsys, "cluster", "show", "star:hosts=2,reached.jitter=0.03")[0] == 0

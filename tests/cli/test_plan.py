@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -20,6 +21,7 @@ from hocket.cli._output import print_json
 from hocket.planner import Plan
 from hocket.profile._layout import STEP
 from hocket.profile._record import RankRecord
+from hocket.workload import parse
 
 Captured = pytest.CaptureFixture[str]
 
@@ -31,9 +33,9 @@ def run(*words: str) -> int:
     return code if isinstance(code, int) else 0
 
 
-def run_json(capsys: Captured, *words: str) -> dict[str, object]:
+def run_json(capsys: Captured, *words: str) -> dict[str, Any]:
     assert run(*words, "--json") == 0
-    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
 
@@ -664,14 +666,81 @@ def test_what_others_compute_is_what_the_machine_does_and_this_process_does_not(
     assert _beside._machine_s() - before > _beside._own_s() - own - 0.1 > 0.1
 
 
-def test_only_what_was_measured_on_cores_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_measured_on_cores_beside_others_is_told_of_and_less_sure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     told: list[int] = []
-    monkeypatch.setattr(_target, "watch_for_others", lambda: lambda: told.append(1))
+    monkeypatch.setattr(_target, "watch_for_others", lambda: lambda: told.append(1) or 1.25)
     (tmp_path / "train.py").write_text(
         "import torch\ndef build(): return torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.rand(8, 4)\n"
     )
     _target.resolve_target(f"{tmp_path}/train.py:build", device="meta")
     _target.resolve_target("gpt-7b")
     assert not told
-    _target.resolve_target(f"{tmp_path}/train.py:build")
+    found = _target.resolve_target(f"{tmp_path}/train.py:build")
     assert told == [1]
+    assert parse(str(found)).disturbed == 1.25
+    (tmp_path / "busy.workload").write_text(str(found))
+    (tmp_path / "alone.workload").write_text(str(dataclasses.replace(found, disturbed=0.0)))
+    busy, alone = (
+        run_json(capsys, "plan", f"{tmp_path}/{name}.workload", "-n", "2", "--batch", "8") for name in ("busy", "alone")
+    )
+    ends = [found["ranked"][0]["interval"]["step_s"] for found in (busy, alone)]
+    assert ends[0][0] < ends[1][0] < ends[1][1] == ends[0][1]
+    said = [row["value"] for row in busy["assumptions"] if row["what"] == "computation"]
+    assert said == ["each layer's times, beside others on 1.2 cores: far too long, perhaps"]
+
+
+OPTIMIZED = """
+import torch
+
+def build():
+    return torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3))), torch.zeros(8, 64)
+"""
+
+
+def test_an_optimizer_is_planned_by_what_it_keeps(capsys: Captured, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OPTIMIZED)
+    words = [f"{tmp_path}/train.py:build", "-n", "2", "--device", "meta"]
+    state = 3 * 4 * (64 * 64 + 64)
+
+    def found(*more: str, verb: str = "plan") -> tuple[dict[str, Any], str]:
+        one: Any = run_json(capsys, verb, *words, *more)
+        (row,) = [row for row in one["assumptions"] if row["what"] == "optimizer"]
+        return one, f"{row['value']} ({row['basis']})"
+
+    one, said = found("--data", "2", "--shard", "none")
+    assert said == "state of 2 times the gradients' bytes (Adam; --optimizer says another) (assumed)"
+    assert one["ranked"][0]["memory_bytes"]["optimizer"] == 2 * state
+    one, said = found("--data", "2", "--shard", "none", "--optimizer", "SGD:momentum=0.9,nesterov=True")
+    assert said == "state of 1 times the gradients' bytes (SGD:momentum=0.9,nesterov=True) (given)"
+    assert one["ranked"][0]["memory_bytes"]["optimizer"] == state
+    _, said = found("--cluster", "laptop", "--optimizer", "torch.optim.SGD", verb="predict")
+    assert said == "state of 0 times the gradients' bytes (torch.optim.SGD) (given)"
+    one, _ = found("--optimizer", "Adafactor", "--keep", "50")  # which the Trainer lets no plan divide
+    assert len(one["ranked"]) > 1
+    assert not [row["describe"] for row in one["ranked"] if "sharded" in row["describe"] or "tensor" in row["describe"]]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--optimizer", "Foo"], "torch.optim has no optimizer 'Foo'; write AdamW, SGD:momentum=0.9, or the"),
+        (["--optimizer", "no_such_module.Adam"], "No module named 'no_such_module'"),
+        (["--optimizer", "torch.nn.Linear"], "torch.nn has no optimizer 'Linear'"),
+        (["--optimizer", "SGD:momentum"], "write each setting once, as SGD:momentum=0.9,nesterov=True"),
+        (["--optimizer", "SGD:momentum=high"], "'high' is no number, True or False"),
+        (["--optimizer", "SGD:speed=1"], "SGD has no setting 'speed'"),
+        (["--optimizer", "Muon"], "no step on a parameter of shape (64,): ValueError: Muon only supports 2D"),
+        (["--optimizer", "Adafactor", "--shard", "optimizer"], "Adafactor needs whole parameters"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_is_refused(capsys: Captured, tmp_path: Path, more: list[str], said: str) -> None:
+    (tmp_path / "train.py").write_text(OPTIMIZED)
+    assert run("plan", f"{tmp_path}/train.py:build", "-n", "2", "--device", "meta", *more) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_optimizer_is_of_a_captured_model(capsys: Captured) -> None:
+    assert run("plan", "gpt-7b", "-n", "8", "--cluster", "selene-like", "--optimizer", "SGD") == 2
+    assert "a shape's is Adam in mixed precision" in capsys.readouterr().err

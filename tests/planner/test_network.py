@@ -243,6 +243,34 @@ def test_of_devices_that_differ_the_slowest_and_smallest_counts_in_every_respect
     assert _unlike(A100, A100, A100.replace('memory = "80 GiB"', "")).memory_nbytes == 0  # nobody knows it
 
 
+def test_hosts_that_take_no_part_do_not_count() -> None:
+    """Two workers on fast hosts had the rates of a slow third one, which they do not use."""
+    slow = ("10 GB/s", "10 GB/s", "1 GB/s")
+    mixed, even = _unlike(A100, A100, V100, rates=slow), _unlike(A100, A100, A100)
+    two, same = mixed.first(2), even.first(2)
+    assert (mixed.unlike, two.unlike, mixed.first(3).unlike) == ("devices ports", "", "devices ports")
+    for name in ("flops", "memory_Bps", "memory_nbytes", "tf32_flops", "host_Bps", "rank_Bps"):
+        assert getattr(two, name) == getattr(same, name)
+    model, plan = transformer(256, 2, 4, sequence=64, vocabulary=128), Plan(shard="optimizer")
+    asked = {"workers": 2, "batch": 4}
+    found = [predict(plan, model, where, **asked) for where in (mixed, even)]
+    assert found[0].parts == found[1].parts
+    assert found[0].memory_limit == found[1].memory_limit
+    rows = [assumptions(one, where, precision="bfloat16") for one, where in zip(found, (mixed, even), strict=True)]
+    assert rows[0] == rows[1]
+    by_hand = dataclasses.replace(mixed, flops=1e12).first(2)  # stays, whatever the devices are
+    assert (by_hand.flops, by_hand.memory_nbytes) == (1e12, same.memory_nbytes)
+
+
+def test_links_in_a_host_that_takes_no_part_do_not_count() -> None:
+    found = Network.of(_hosts({(3, 0): "2 GB/s", (3, 1): "2 GB/s"}, {}, {}))
+    assert found.unlike == "links"
+    even = Network.of(_hosts({}, {}, {}))
+    for workers in (2, found.local, 2 * found.local):
+        one, other = found.first(workers), even.first(workers)
+        assert (one.unlike, one.inside_Bps, one.rank_Bps) == ("", other.inside_Bps, other.rank_Bps)
+
+
 def test_of_hosts_whose_ports_differ_the_narrowest_stands_for_all() -> None:
     found = _unlike(A100, A100, A100, rates=("10 GB/s", "10 GB/s", "1 GB/s"))
     assert (found.unlike, found.host_Bps, found.rank_Bps) == ("ports", 1e9, 1e9)

@@ -261,3 +261,5 @@ def test_nccl_tests_output_becomes_a_cluster_that_predicts_with_it(
     assert Constants.of(mine.reached).interference == 0.15  # what the sweep says nothing of stays
     with pytest.raises(PlanError, match="2 sizes were read"):
         read_sweep("1,2\n3,4\n")
+    with pytest.raises(PlanError, match="^1 size was read"):
+        read_sweep("1,2\n")

@@ -21,7 +21,7 @@ from hocket.workload.division import unchanged
 from ._calibrate import calibrate
 from ._kept import VARIABLE, busy, keep, key_of, key_with_loss, taken, unknown_word
 from ._loss import LossOfSample, loss_by_made_up_targets, with_loss
-from ._references import Calibration, kind_of
+from ._references import Calibration, maker_of
 
 
 def auto_plan(
@@ -167,7 +167,7 @@ def _with_loss(
     try:
         loss, why = loss_by_made_up_targets(loss_fn, model, part)
         if loss is not None:
-            workload = with_loss(measured.workload, model, part, loss, kind_of(optimizer))
+            workload = with_loss(measured.workload, model, part, loss, maker_of(optimizer))
             return dataclasses.replace(measured, workload=workload)
     except Exception as error:  # of a user's model and loss, while other ranks wait
         why = f"{type(error).__name__}: {error}"

@@ -23,7 +23,7 @@ from hocket.workload import Workload, capture, trial
 
 from ._measured_network import MEASURED, measured_network
 from ._overheads import degrees, with_overheads
-from ._references import Calibration, further_plans, kind_of, merged, run_references
+from ._references import Calibration, further_plans, maker_of, merged, run_references
 
 _ROUNDS_OF_MODEL = 5
 _ENOUGH_S = 0.3  # of steps of the model in a row
@@ -95,7 +95,7 @@ def _workload(
     begin = time.perf_counter()
     each = max(1, samples_in(inputs) // world.size)
     part = mapped(inputs, lambda one: one[:each] if one.dim() else one)
-    kind = kind_of(optimizer)
+    kind = maker_of(optimizer)
     if world.size == 1:
         return capture(model, part, optimizer=kind, degrees=()), 0.0
     device = next((p.device for p in model.parameters()), torch.device("cpu"))

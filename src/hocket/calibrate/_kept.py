@@ -26,7 +26,7 @@ from hocket.planner import Constants, MeasuredPlan, Network, Plan
 from hocket.workload import parse
 
 from ._loss import LossOfSample
-from ._references import Calibration, kind_of
+from ._references import Calibration, counted
 
 VARIABLE = "HOCKET_CALIBRATION"
 """Environment variable: "again" measures although a calibration is kept, "off" keeps and takes none, "keep" keeps one
@@ -55,7 +55,7 @@ def key_of(model: torch.nn.Module, optimizer: Any, inputs: Any, world: World) ->
         [(name, str(p.dtype), tuple(p.shape), p.requires_grad) for name, p in model.named_parameters()],
         [(name, str(b.dtype), tuple(b.shape)) for name, b in model.named_buffers()],
         [_plain(module) for module in model.modules()],
-        f"{type(optimizer).__module__}.{type(optimizer).__qualname__}, as {kind_of(optimizer)}",
+        f"{type(optimizer).__module__}.{type(optimizer).__qualname__}, with {counted(optimizer)}",
         [len(group["params"]) for group in optimizer.param_groups],
         _shapes(inputs),
     ]

@@ -21,7 +21,7 @@ import torch
 
 from hocket.parallel.batches import called, mapped, samples_in
 from hocket.parallel.pipeline import in_steps
-from hocket.workload import Share, Workload, capture
+from hocket.workload import OptimizerMaker, Share, Workload, capture
 from hocket.workload.division import unchanged
 
 Target = Callable[[torch.Tensor], torch.Tensor]
@@ -102,7 +102,9 @@ def loss_by_made_up_targets(loss_fn: Any, model: torch.nn.Module, inputs: Any) -
     return (lambda out, _: _scalar(loss_fn(out, target(out)))), ""
 
 
-def with_loss(workload: Workload, model: torch.nn.Module, inputs: Any, loss: LossOfOutput, optimizer: str) -> Workload:
+def with_loss(
+    workload: Workload, model: torch.nn.Module, inputs: Any, loss: LossOfOutput, optimizer: str | OptimizerMaker
+) -> Workload:
     """Return the workload of a model with the memory and the time of a loss, which its last layer has.
 
     `workload` was captured with the sum of its outputs for a loss; the model, on the device that it trains on, stays as

@@ -8,6 +8,7 @@ import logging
 import math
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from hocket.planner import (
     reference_plans,
     resemblance,
 )
-from hocket.workload import Workload, summed
+from hocket.workload import OptimizerMaker, Update, Workload, WorkloadError, summed
 
 from ._overheads import in_turns
 
@@ -69,6 +70,40 @@ def kind_of(optimizer: Any) -> str:
     if "adam" in name or "lamb" in name:
         return "adam"
     return "momentum" if any(group.get("momentum") for group in optimizer.param_groups) else "sgd"
+
+
+def maker_of(optimizer: Any) -> str | OptimizerMaker:
+    """Return what makes optimizers like one, with the settings of its first parameters, for `capture`.
+
+    One whose copies take no step, since it wants a closure, say, is told by its name (`kind_of`), and so is one that
+    talks to other ranks: this one may be alone.
+    """
+    if type(optimizer).__module__.startswith("torch.distributed"):
+        return kind_of(optimizer)
+    own = [one for group in optimizer.param_groups for one in group["params"]]
+
+    def twin(parameters: Sequence[torch.nn.Parameter]) -> Any:
+        made = object.__new__(type(optimizer))  # copied by torch, it would lack attributes that torch does not know
+        attributes = {name: value for name, value in vars(optimizer).items() if not name.endswith("_hooks")}
+        replaced: dict[int, Any] = {id(one): parameters[0] for one in own}
+        made.__dict__.update(copy.deepcopy(attributes, {**replaced, id(optimizer.state): defaultdict(dict)}))
+        made.__dict__.update({name: type(value)() for name, value in vars(optimizer).items() if name not in attributes})
+        for number, group in enumerate(made.param_groups):
+            group["params"][:] = parameters if number == 0 else []
+        return made
+
+    try:
+        Update.of(twin, own)
+    except WorkloadError:
+        return kind_of(optimizer)
+    return twin
+
+
+def counted(optimizer: Any) -> str:
+    """Return what `capture` counts of an optimizer, which settings such as `amsgrad` change."""
+    own = [one for group in optimizer.param_groups for one in group["params"]]
+    found = Update.of(maker_of(optimizer), own)
+    return f"{sum(map(found.state_bytes, own))} bytes of state, {found.passes:g} passes"
 
 
 def run_references(

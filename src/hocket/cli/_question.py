@@ -35,6 +35,7 @@ class Question:
     plan: Plan  # the user's, or plain data parallelism
     constants: Constants
     own: Sequence[str]  # constants as the user has given them, "jitter=0.02"
+    optimizer: str | None = None  # as the user has named it
 
     def assumed(self, one: Prediction) -> list[dict[str, str]]:
         """Return what a prediction rests on, constants of the user's that nothing else tells at the end."""
@@ -43,6 +44,7 @@ class Question:
         own = {name.strip(): value.strip() for name, _, value in (word.partition("=") for word in self.own)}
         work, network = self.workload, Network.of(self.cluster)
         found = assumptions(one, network, precision=work.precision, given=own, workload=work)
+        found.insert(2, ("optimizer", _state_of(work, self.optimizer), "given" if self.optimizer else "assumed"))
         return [dict(zip(("what", "value", "basis"), row, strict=True)) for row in found]
 
 
@@ -56,6 +58,7 @@ def ask(
     precision: str | None,
     constant: Sequence[str] | None,
     degrees: Sequence[int] = (2, 4, 8),  # see `hocket.workload.capture`
+    optimizer: str | None = None,  # see `optimizer_named`
 ) -> Question:
     """Return what a command line asks about.
 
@@ -66,9 +69,20 @@ def ask(
     """
     own = constant or []
     constants = _constants(cluster, own)
-    workload = resolve_target(target, device=device, degrees=degrees, sharers=_ranks_of_a_host(cluster, workers))
+    sharers = _ranks_of_a_host(cluster, workers)
+    workload = resolve_target(target, device=device, degrees=degrees, sharers=sharers, optimizer=optimizer)
     workload, taken = _with_plan(workload, plan, precision)
-    return Question(workload, cluster, taken, constants, own)
+    return Question(workload, cluster, taken, constants, own, optimizer)
+
+
+def _state_of(workload: Workload, optimizer: str | None) -> str:
+    """Return what a workload's optimizer keeps, and the optimizer as far as it is known."""
+    gradients = sum(layer.gradient_bytes for layer in workload.layers)
+    state = sum(layer.optimizer_bytes for layer in workload.layers)
+    kept = f"state of {state / max(1, gradients):.3g} times the gradients' bytes"
+    usual = workload.source.startswith("captured") and state == 2 * gradients
+    known = optimizer or ("Adam; --optimizer says another" if usual else "")
+    return f"{kept} ({known})" if known else kept
 
 
 def show_assumptions(rows: list[dict[str, str]]) -> None:

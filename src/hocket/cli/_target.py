@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib.util
 import inspect
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ._beside import watch_for_others
+from ._optimizers import optimizer_named
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,16 +41,24 @@ def resolve_target(
     degrees: Sequence[int] = (2, 4, 8),  # see `hocket.workload.capture`
     # ranks that share a host's cores: a model is measured with as many threads as `hocket run` gives each
     sharers: int = 1,
+    optimizer: str | None = None,  # of a captured model; see `optimizer_named`
 ) -> Workload:
     """Return the workload that a user means.
 
     Raises:
-        TargetError: nothing of this name is there, the user's code fails, or its function gives something else.
+        TargetError: nothing of this name is there, the user's code fails, or its function gives something else; there
+            is no such optimizer, or the workload is not captured.
         WorkloadError: it cannot be captured.
     """
     from hocket.workload import SHAPES, named_transformer
+    from hocket.workloads import names
 
-    name = target.lower()
+    name, more = target.lower(), {}
+    if optimizer is not None:
+        if ".py:" not in target and (name not in names() or os.path.exists(target)):
+            told = "a shape's is Adam in mixed precision, and a workload's file tells what it was captured with"
+            raise TargetError(f"--optimizer is of a model that is captured, as train.py:build, not of {target}: {told}")
+        more = {"optimizer": optimizer_named(optimizer)}
     if device is not None:
         _check_device(device)
     if name.removeprefix("gpt-") in SHAPES or name.startswith(("gpt-", "lm-", "llama-", "mixtral-")):
@@ -61,14 +71,12 @@ def resolve_target(
         if not os.path.isfile(file := target.rpartition(":")[0]):
             raise TargetError(f"{target}: there is no file {file!r}")
         with _threads(sharers if device in (None, "cpu") else 1):  # on others no core computes
-            return _function(target, device, degrees)
+            return _function(target, device, degrees, more)
     if os.path.exists(target) and not os.path.isdir(target):
         return _file(Path(target))
-    from hocket.workloads import names
-
     if name in names():
         with _threads(sharers if device == "cpu" else 1):
-            return _bundled(name, device or "meta", degrees)
+            return _bundled(name, device or "meta", degrees, more)
     known = ", ".join([*names(), *(f"gpt-{one}" for one in SHAPES)])
     raise TargetError(f"there is no workload {target!r}; there are {known}, or write train.py:build, or a file's path")
 
@@ -191,18 +199,18 @@ def _captured(model: nn.Module, sample: Any, **more: Any) -> Workload:
     tell = watch_for_others()
     found = capture(model, sample, dry_runs=DRY_RUNS, **more)
     if found.measured and found.source == "captured on cpu":
-        tell()
+        return dataclasses.replace(found, disturbed=round(tell(), 2))
     return found
 
 
-def _function(target: str, device: str | None, degrees: Sequence[int]) -> Workload:
+def _function(target: str, device: str | None, degrees: Sequence[int], optimizer: Mapping[str, Any]) -> Workload:
     from hocket.parallel.pipeline import in_steps
 
     path = Path(target.rpartition(":")[0])
     model, sample, loss = built(target)
     with _user_code(path):
         more: dict[str, Any] = {"loss": loss, "device": device}
-        found = _captured(model, sample, name=path.stem, degrees=degrees, **more)
+        found = _captured(model, sample, name=path.stem, degrees=degrees, **more, **optimizer)
         if not found.measured or any(value is not None for value in more.values()):
             return found
         # Measured here, and a sample is what the model takes.
@@ -262,12 +270,12 @@ def _threads(sharers: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _bundled(name: str, device: str, degrees: Sequence[int]) -> Workload:
+def _bundled(name: str, device: str, degrees: Sequence[int], optimizer: Mapping[str, Any]) -> Workload:
     import torch
 
     place = torch.device(device)
     model: torch.nn.Module
-    more: dict[str, Any] = {"device": device, "name": name, "degrees": degrees}
+    more: dict[str, Any] = {"device": device, "name": name, "degrees": degrees, **optimizer}
     if name == "edsr":  # the paper's full model, magnifying by 4, patches of 48 pixels, 16 at a time
         from hocket.workloads.edsr.model import EDSR
 
@@ -281,7 +289,7 @@ def _bundled(name: str, device: str, degrees: Sequence[int]) -> Workload:
         with place:
             model = ResNet50()
         sample = torch.zeros(32, 3, 224, 224)
-        return _captured(model, sample, optimizer="momentum", unit="image", **more)
+        return _captured(model, sample, unit="image", **{"optimizer": "momentum", **more})
     from torch.utils.data import default_collate
 
     from hocket.workloads import build, settings_from_options

@@ -55,6 +55,10 @@ def show(
 
     with one_error("cluster show"):
         found = load(what)
+        if found.reached:
+            from hocket.planner import Constants
+
+            Constants.of(found.reached)  # what predictions would refuse
     if svg is not None:
         write_file("cluster show", svg, draw_svg(found), "--svg: ")
         typer.echo(f"wrote {svg}", err=True)

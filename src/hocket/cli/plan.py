@@ -10,6 +10,7 @@ import typer
 
 from hocket._ends import with_end
 
+from ._optimizers import OptimizerName, undivided
 from ._output import RANKS, Json, bad_input, check_place, print_json, print_paragraph, print_table, write_file
 from ._question import MOST_SAMPLES, Constant, Device, Target, ask, show_assumptions
 
@@ -49,6 +50,7 @@ def plan(
     ] = None,
     given: Annotated[Path | None, typer.Option("--plan", help="Judge this plan's file instead of searching.")] = None,
     device: Device = None,
+    optimizer: OptimizerName = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the plan into this file.")] = None,
     workload_out: Annotated[Path | None, typer.Option(help="Write the workload's text into this file.")] = None,
     constant: Constant = None,
@@ -82,9 +84,13 @@ def plan(
         judged = None if given is None else Plan.from_toml(given)
         asked = ask(
             target, where, workers, device=device, plan=judged, precision=precision, constant=constant,
-            degrees=_degrees(workers, tensor if judged is None else judged.tensor_parallel_degree),
+            optimizer=optimizer, degrees=_degrees(workers, tensor if judged is None else judged.tensor_parallel_degree),
         )  # fmt: skip
         workload = asked.workload
+        for name, value in (undivided(optimizer) if optimizer is not None else {}).items():
+            if (fixed.setdefault(name, value) if judged is None else getattr(judged, name)) != value:
+                rule = f"{optimizer} needs whole parameters, which neither shards nor divided tensors are"
+                bad_input("plan", f"--optimizer {rule}; take {name} = {value}")
         if workload_out is not None:
             write_file("plan", workload_out, with_end(str(workload)), "--workload-out ")
         more: dict[str, Any] = {"workers": workers, "batch": batch or workers, "memory_limit": limit}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ._optimizers import OptimizerName
 from ._output import RANKS, Json, bad_input, check_place, print_json, write_file
 from ._question import MOST_SAMPLES, Constant, Device, Target, ask, show_assumptions
 
@@ -33,6 +34,7 @@ def predict(
     ] = None,
     price: Annotated[float | None, typer.Option(min=0, max=1e12, help="Of a worker's hour, for the cost.")] = None,
     device: Device = None,
+    optimizer: OptimizerName = None,
     constant: Constant = None,
     svg: Annotated[Path | None, typer.Option(help="Write a plot into this file.")] = None,
     as_json: Json = False,
@@ -51,7 +53,8 @@ def predict(
         counts = _numbers(workers)
         what_ifs = [word for word in what_if.split(",") if word]
         where = load(cluster)
-        plain = {"plan": plan, "batch": batch, "precision": precision, "device": device, "constant": constant}
+        how: dict[str, Any] = {"precision": precision, "device": device, "optimizer": optimizer, "constant": constant}
+        plain = {"plan": plan, "batch": batch, **how}
         fitting = {"rounding": rounding or None, "fit-up-to": fit_up_to}
         _refuse_unused(plain if measured is not None else fitting, "without" if measured is None else "with")
         if measured is not None:
@@ -71,7 +74,7 @@ def predict(
         else:
             most = max(counts)
             given = None if plan is None else Plan.from_toml(plan)
-            asked = ask(target, where, most, device=device, plan=given, precision=precision, constant=constant)
+            asked = ask(target, where, most, plan=given, **how)
             workload, constants = asked.workload, asked.constants
             unit = f"{workload.unit}s"
             each = batch or workload.batch

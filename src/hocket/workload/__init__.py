@@ -15,17 +15,26 @@ from ._workload import Layer, Workload
 
 if TYPE_CHECKING:
     from ._capture import capture
+    from ._optimizers import OptimizerMaker, Update, optimizer_maker
     from ._shares import divided_share
     from ._trace import watching
     from ._trial import summed, trial
 
 __all__ = [
-    "FORMATS", "LLAMAS", "MIXTRALS", "PARTS", "SHAPES", "DividedShare", "Exchange", "Layer", "Operation", "Share",
-    "Workload", "WorkloadError", "WorkloadStep", "capture", "divided_share", "llama", "named_transformer", "parse",
+    "FORMATS", "LLAMAS", "MIXTRALS", "PARTS", "SHAPES", "DividedShare", "Exchange", "Layer", "Operation",
+    "OptimizerMaker", "Share", "Update",
+    "Workload", "WorkloadError", "WorkloadStep", "capture", "divided_share", "llama", "named_transformer",
+    "optimizer_maker", "parse",
     "refined", "summed", "transformer", "trial", "watching",
 ]  # fmt: skip
 
 __getattr__ = lazy(
     __name__,
-    {"_capture": "capture", "_shares": "divided_share", "_trace": "watching", "_trial": "summed trial"},
+    {
+        "_capture": "capture",
+        "_optimizers": "OptimizerMaker Update optimizer_maker",
+        "_shares": "divided_share",
+        "_trace": "watching",
+        "_trial": "summed trial",
+    },
 )

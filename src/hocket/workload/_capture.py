@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from ._dry_runs import DryRun, dry_shares
+from ._optimizers import OptimizerMaker, Update
 from ._peaks import Peak, peaks_of
 from ._share import Share, WorkloadError
 from ._shares import Holding, operations_of, shares_of
@@ -26,12 +28,6 @@ from ._trial import sum_of_outputs, tried_out
 from ._units import Loss, Unit, samples, units_of
 from ._workload import Layer, Workload
 
-_STATE = {"sgd": 0, "momentum": 1, "adam": 2}  # tensors beside each parameter, of its type
-# What torch's optimizers read and write on a GPU, where each step of their formula is a kernel for all tensors
-# (`foreach`, the default): AdamW's are 2 for the decay, 3 + 2 + 3 for both moments, 2 + 2 + 2 for the root, its divisor
-# and epsilon, 4 for the parameters; momentum's 2 + 3 + 3; plain SGD's 3.
-_UPDATE_PASSES = {"sgd": 3, "momentum": 8, "adam": 20}
-
 
 def capture(
     model: nn.Module,
@@ -40,7 +36,7 @@ def capture(
     loss: Loss | None = None,
     name: str = "",
     device: str | torch.device | None = None,
-    optimizer: str = "adam",
+    optimizer: str | OptimizerMaker = "adam",
     repeats: int = 3,
     degrees: Sequence[int] = (2, 4, 8),
     dry_runs: Mapping[str, DryRun] | None = None,
@@ -59,7 +55,8 @@ def capture(
         loss: From the model and the batch, a scalar; the sum of the model's outputs if not given.
         name: Of the workload; the class of the model if not given.
         device: Where to run: "meta" to run nothing; the model's own if not given.
-        optimizer: "sgd", "momentum" or "adam": how much state it has per parameter.
+        optimizer: "sgd", "momentum", "adam", or what makes one of parameters: a class of torch.optim, or a function.
+            How much state it has for each parameter, and what its step takes.
         repeats: Timed steps at the least, up to four times as many if they are short; the lower quartile counts.
         degrees: Numbers of workers for which to tell how they divide the layers' tensors, by the rule by which the
             Trainer does (`hocket.workload.division`).
@@ -68,11 +65,12 @@ def capture(
         unit: What a sample is called.
 
     Raises:
-        WorkloadError: the optimizer is unknown, the batch has no tensor, or the model gives nothing that can be
-            back-propagated.
+        WorkloadError: the optimizer is unknown or takes no step on these parameters, which may have no shape yet, the
+            batch has no tensor, or the model gives nothing that can be back-propagated.
     """
-    if optimizer not in _STATE:
-        raise WorkloadError(f"capture: optimizer {optimizer!r} is not one of {', '.join(_STATE)}")
+    if lazy := next((name for name, one in model.named_parameters() if is_lazy(one)), None):
+        raise WorkloadError(f"capture: parameter {lazy} has no shape yet; call the model once before, on its sample")
+    update = Update.of(optimizer, model.parameters())
     place = torch.device(device) if device is not None else _device_of(model)
     here = model if place == _device_of(model) else _copied(model, place)
     batch = _moved(sample, place)
@@ -84,16 +82,16 @@ def capture(
         peaks = peaks_of(here, units, batch, run)
         if place.type != "meta":
             timing = time_of(here, units, batch, run, repeats)
-            optimizer_s = optimizer_time(here, optimizer)
+            optimizer_s = optimizer_time(here, update.make)
         alone = partial(dry_shares, here, units, batch, run, dry_runs or {}, degrees)
         in_steps = partial(trace_of, here, units, batch, run, recurrent=False) if timing is None else None
-        layers = _layers(here, units, trace, peaks, timing, _STATE[optimizer], degrees, alone, repeats, in_steps)
+        layers = _layers(here, units, trace, peaks, timing, update, degrees, alone, repeats, in_steps)
     size = samples(batch)
     precision = str(next((p.dtype for p in here.parameters()), torch.float32)).removeprefix("torch.")
     source = "captured on the meta device" if place.type == "meta" else f"captured on {place.type}"
     if place.type == "meta" and not trace.passed_back:
         source += ", its backward pass taken for twice the forward pass"
-    passes = 0 if timing else _UPDATE_PASSES[optimizer]
+    passes = 0 if timing else update.passes
     return Workload(name or type(model).__name__, size, layers, precision, source, unit, optimizer_s, passes)
 
 
@@ -103,7 +101,7 @@ def _layers(
     trace: Trace,
     peaks: Mapping[int, Peak],
     timing: Timing | None,
-    states: int,
+    update: Update,
     degrees: Sequence[int],
     alone: Callable[[Mapping[int, tuple[int, int, int]], int], dict[int, tuple[Share, ...]]],
     repeats: int,
@@ -118,7 +116,7 @@ def _layers(
     counted: set[int] = set()
     for index in order:
         own = [*units[index].module.parameters(), *(loose if place[index] == 0 else ())]
-        held[index] = Holding([one for one in own if id(one) not in counted], states)
+        held[index] = Holding([one for one in own if id(one) not in counted], update.state_bytes)
         counted.update(id(one) for one in own)
     shares = shares_of(model, trace, held, degrees, known=timing is None, in_steps=in_steps)
     state = {index: holding.nbytes() for index, holding in held.items()}
@@ -149,6 +147,7 @@ def _layers(
                 fixed_share=round(timing.fixed_share[index], 6) if timing else 0.0,
                 backward_share=_backward_share(own_state.parameters, trained_before),
                 tensors=len(own_state.parameters),
+                frozen_tensors=sum(not one.requires_grad for one in own_state.parameters),
                 launch_s=timing.launch_s * max(1, spent.calls) / calls if timing else 0.0,
                 peak_bytes=passing[index],
                 peak_fixed_bytes=fixed[index],

@@ -22,20 +22,21 @@ _COMPUTING = ("column", "row", "heads", "channels", "hidden")
 
 @dataclass(frozen=True)
 class Holding:
-    """The parameters of a unit that no unit before it has, and how many tensors like each the optimizer keeps."""
+    """The parameters of a unit that no unit before it has, and the bytes of state that an optimizer keeps of each."""
 
     parameters: list[nn.Parameter]
-    states: int
+    state_bytes: Callable[[nn.Parameter], int]
 
     def nbytes(self, cut: frozenset[int] = frozenset(), degree: int = 1) -> tuple[int, int, int]:
         """Parameters, gradients, optimizer state of one rank; of those in `cut` each of `degree` ranks has a part."""
         parameters = gradients = state = 0
         for one in self.parameters:
-            count = one.numel() // (degree if id(one) in cut else 1)
+            parts = degree if id(one) in cut else 1
+            count = one.numel() // parts
             parameters += count * one.element_size()
             if one.requires_grad:
                 gradients += count * one.element_size()
-                state += count * self.states * one.element_size()
+                state += self.state_bytes(one) // parts
         return parameters, gradients, state
 
 
@@ -83,7 +84,7 @@ def _calls_in_steps(trace: Trace, regions: Sequence[Region]) -> set[int]:
 
 def divided_share(model: nn.Module, trace: Trace, regions: list[Region], degree: int) -> DividedShare:
     """Return how much of a model `degree` ranks divide by cutting these regions; `trace` counts no units."""
-    held = Holding(list(model.parameters()), 0)
+    held = Holding(list(model.parameters()), lambda _: 0)
     whole = trace.total(0)
     share = _shares(regions, trace, {0: held}, degree, known=False).get(0)
     if share is None:

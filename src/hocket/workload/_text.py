@@ -57,18 +57,20 @@ def parse(text: str) -> Workload:
     name = head.pop("workload")
     try:
         batch = int(head.pop("batch"))
-        optimizer_s = float(head.pop("optimizer_s", "0"))
-        update_passes = float(head.pop("update_passes", "0"))
+        optimizer_s, update_passes, disturbed = (
+            float(head.pop(one, "0")) for one in ("optimizer_s", "update_passes", "disturbed")
+        )
     except ValueError as error:
         raise WorkloadError(
-            f"workload {name!r}: {error}; write numbers for batch, optimizer_s and update_passes"
+            f"workload {name!r}: {error}; write numbers for batch, optimizer_s, update_passes and disturbed"
         ) from None
     layers, finer = found.values()
     if not layers:
         raise WorkloadError(f"workload {name!r}: it has no line 'layer'")
     return Workload(
-        name, batch, tuple(layers), optimizer_s=optimizer_s, update_passes=update_passes, finer=tuple(finer), **head
-    )
+        name, batch, tuple(layers), optimizer_s=optimizer_s, update_passes=update_passes, finer=tuple(finer),
+        disturbed=disturbed, **head,
+    )  # fmt: skip
 
 
 def _with(layer: Layer, words: list[str], *, inner: bool) -> Layer:

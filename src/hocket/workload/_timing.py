@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from hocket.sharding import as_local
 
+from ._optimizers import OptimizerMaker
 from ._queue import CudaQueue, Queue, behind, by_batch, fixed_part, usual, whole_step
 from ._units import Loss, Unit, followed, samples
 
@@ -195,18 +196,14 @@ def _counts(one: Any, size: int) -> bool:
     return isinstance(one, Tensor) and one.dim() > 0 and one.shape[0] == size
 
 
-def optimizer_time(model: nn.Module, optimizer: str) -> float:
-    """Seconds of a step of torch's optimizer on copies of the parameters, with gradients of zeros."""
+def optimizer_time(model: nn.Module, make: OptimizerMaker) -> float:
+    """Seconds of a step of an optimizer on copies of the parameters, with gradients of zeros."""
     copies = [nn.Parameter(one.detach().clone()) for one in model.parameters() if one.requires_grad]
     if not copies:
         return 0.0
     for one in copies:
         one.grad = torch.zeros_like(one)
-    made: torch.optim.Optimizer
-    if optimizer == "adam":
-        made = torch.optim.Adam(copies)
-    else:
-        made = torch.optim.SGD(copies, lr=0.1, momentum=0.9 if optimizer == "momentum" else 0.0)
+    made = make(copies)
     made.step()  # the first one makes the state
     if copies[0].is_cuda:  # the host has launched the update long before the last gradient is there
         queue = CudaQueue(copies[0].device)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ._share import DividedShare, Exchange, Operation, Share, WorkloadError, fields_text, word
 
-HEAD = ("batch", "precision", "source", "unit", "optimizer_s", "update_passes")
-"""Fields with a line of their own at the head of a workload's text."""
+HEAD = ("batch", "precision", "source", "unit", "optimizer_s", "update_passes", "disturbed")
+"""Fields with a line of their own at the head of a workload's text; the last one only where it is not 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class Layer:
         reductions: All-reduces of its output that dividing it so takes in each of the forward and backward passes.
         reduced_bytes: What each of them reduces, for the whole batch.
         tensors: How many its parameters are, counted one by one; 0 if unknown.
+        frozen_tensors: How many of these are not trained.
         shares: Of a captured layer: what one rank does of it, for each number of ranks that can divide it.
         block: Of a layer that is part of another one: that one's name. Parameters that are sharded are gathered for
             what of a block a stage holds.
@@ -69,6 +70,7 @@ class Layer:
     launch_s: float = 0.0
     peak_bytes: float = 0.0
     peak_fixed_bytes: float = 0.0
+    frozen_tensors: int = 0
 
     def share(self, degree: int, *, sequence: bool = False, axis: str = "tensor") -> Share:
         """Return what one of `degree` ranks does of the layer; all of it, if so many cannot divide it.
@@ -137,6 +139,7 @@ class Workload:
         optimizer_s: Measured time of the optimizer's step; 0 if not measured.
         update_passes: How many times as much as the gradients have the optimizer's kernels read and write; 0 where it
             is one kernel, whose state says it.
+        disturbed: Cores that others computed on while times were measured, which are far too long then; 0 if none.
         finer: What the layers consist of, in the same order: parts that no rank divides, between which pipelines can be
             cut, too; none if unknown.
     """
@@ -150,6 +153,7 @@ class Workload:
     optimizer_s: float = 0.0
     update_passes: float = 0.0
     finer: tuple[Layer, ...] = ()
+    disturbed: float = 0.0
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -296,7 +300,7 @@ class Workload:
     def __str__(self) -> str:
         """Return the text that `parse` reads. A layer like an earlier one is `layer NAME like EARLIER`."""
         lines = [f"workload {word(self.name)}"]
-        lines += [f"{name} {word(str(getattr(self, name)))}" for name in HEAD]
+        lines += [f"{name} {word(str(getattr(self, name)))}" for name in HEAD if name != "disturbed" or self.disturbed]
         seen: dict[Layer, str] = {}
         for kind, layer in (*(("layer", one) for one in self.layers), *(("step", one) for one in self.finer)):
             nameless = dataclasses.replace(layer, name="")

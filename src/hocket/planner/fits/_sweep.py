@@ -73,9 +73,8 @@ def read_sweep(text: str, *, kind: str = "", ranks: int = 0) -> dict[int, float]
             raise PlanError(f"{nbytes} bytes in {seconds:g} s are no measurement; give more than 0 of both")
         found.setdefault(nbytes, []).append(seconds)
     if len(found) < _LEAST:
-        raise PlanError(
-            f"{len(found)} sizes were read; give lines of bytes,microseconds or nccl-tests' output, 3 or more"
-        )
+        read_of = f"{len(found)} size was" if len(found) == 1 else f"{len(found)} sizes were"
+        raise PlanError(f"{read_of} read; give lines of bytes,microseconds or nccl-tests' output, 3 or more")
     return {nbytes: statistics.median(times) for nbytes, times in found.items()}
 
 

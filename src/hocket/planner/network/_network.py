@@ -44,6 +44,7 @@ class Cost:
 
 NOTHING = Cost(0.0)
 _RATES = ("inside_Bps", "inside_s", "host_Bps", "rank_Bps", "between_s")
+_FIGURES = ("flops", "memory_Bps", "memory_nbytes", *FORMAT_RATES)  # of a device
 
 
 class _CostLine(NamedTuple):
@@ -147,14 +148,16 @@ class Network:
         return _networks[id(cluster)]
 
     @classmethod
-    def _seen(cls, cluster: Cluster) -> "Network":
+    def _seen(cls, cluster: Cluster, workers: int | None = None) -> "Network":
+        """Look at a cluster, of which the first ranks and their hosts count; all if None."""
         local = cluster.ranks_per_host()
         first = int(cluster.ranks[0])
-        devices, apart = _least_device(cluster)
-        ports_Bps = _ports(cluster)
+        devices, apart = _least_device(cluster, workers)
+        hosts = -(-(workers or cluster.world) // local)
+        ports_Bps = _ports(cluster)[: max(2, hosts)]
         second = int(ports_Bps.argmin()) or 1
-        kinds = _kinds_of_hosts(cluster)
-        differs = {"devices": apart, "ports": ports_Bps.min() < ports_Bps.max(), "links": len(kinds) > 1}
+        kinds = _kinds_of_hosts(cluster, hosts)
+        differs = {"devices": apart, "ports": hosts > 1 and ports_Bps.min() < ports_Bps.max(), "links": len(kinds) > 1}
         unlike = " ".join(what for what, does in differs.items() if does)
         inside_Bps, inside_s, between_s, rank_Bps, host_Bps = float("inf"), 0.0, 0.0, float("inf"), float("inf")
         mesh = 0
@@ -222,11 +225,21 @@ class Network:
         return own.get(number_format, 0.0) or self.flops, number_format
 
     def first(self, workers: int) -> "Network":
-        """Return the wires of the first ranks: fewer than a host holds are all of it."""
+        """Return the wires of the first ranks: fewer than a host holds are all of it.
+
+        Where hosts or devices differ, the least of theirs count, but for figures that were changed by hand.
+        """
         if workers >= self.world:
             return self
         if workers not in self._firsts:
-            self._firsts[workers] = dataclasses.replace(self, world=workers, local=min(workers, self.local))
+            found = dataclasses.replace(self, world=workers, local=min(workers, self.local))
+            if self.unlike and self.routed is not None:
+                own, seen = network_of(self.routed), type(self)._seen(self.routed, workers)
+                as_it_was = (
+                    name for name in (*_RATES, *_FIGURES, "unlike") if getattr(self, name) == getattr(own, name)
+                )
+                found = dataclasses.replace(found, **{name: getattr(seen, name) for name in as_it_was})
+            self._firsts[workers] = found
         return self._firsts[workers]
 
     @functools.cached_property
@@ -246,7 +259,7 @@ class Network:
     def _contention(self) -> Contention | None:
         if self.routed is None or self.world > (MOST_MEASURED if self.reached else MOST_RANKS):
             return None
-        own = network_of(self.routed)
+        own = network_of(self.routed).first(self.world)
         changed = any(getattr(self, name) != getattr(own, name) for name in _RATES)
         return None if changed else Contention(self.routed, self.world)
 
@@ -487,13 +500,12 @@ def network_of(cluster: Cluster | Network) -> Network:
     return cluster if isinstance(cluster, Network) else Network.of(cluster)
 
 
-def _least_device(cluster: Cluster) -> tuple[dict[str, float], bool]:
-    """Return of every figure of a device the least that a rank has, and whether ranks differ.
+def _least_device(cluster: Cluster, workers: int | None) -> tuple[dict[str, float], bool]:
+    """Return of every figure of a device the least that one of the first ranks has, and whether these differ.
 
     Where some do not say a figure, nobody knows it; a format without a rate of its own is at `flops`.
     """
-    names = ("flops", "memory_Bps", "memory_nbytes", *FORMAT_RATES)
-    figures = {name: np.asarray(getattr(cluster, name))[cluster.ranks] for name in names}
+    figures = {name: np.asarray(getattr(cluster, name))[cluster.ranks[:workers]] for name in _FIGURES}
     apart = any(bool((one != one[0]).any()) for one in figures.values())
     if apart:
         for name in ("float16_flops", "float32_flops"):
@@ -510,13 +522,13 @@ def _ports(cluster: Cluster) -> np.ndarray:
     return carried[cluster.hosts[cluster.ranks[:: cluster.ranks_per_host()]]]
 
 
-def _kinds_of_hosts(cluster: Cluster) -> list[int]:
-    """Return a host of each kind of links inside, the first before all, numbered in the order of their ranks."""
+def _kinds_of_hosts(cluster: Cluster, hosts: int) -> list[int]:
+    """Return of the first hosts one of each kind of links inside, the first before all, in the order of their ranks."""
     owner = cluster.hosts[cluster.link_tail]
     inner = np.flatnonzero((owner >= 0) & (owner == cluster.hosts[cluster.link_head]))
     links = np.zeros(int(cluster.hosts.max()) + 1, dtype=np.int64)
     np.add.at(links, owner[inner], marks(cluster.capacity_Bps[inner], cluster.latency_s[inner]))
-    first = np.unique(links[cluster.hosts[cluster.ranks[:: cluster.ranks_per_host()]]], return_index=True)[1]
+    first = np.unique(links[cluster.hosts[cluster.ranks[:: cluster.ranks_per_host()][:hosts]]], return_index=True)[1]
     return sorted(first.tolist())
 
 

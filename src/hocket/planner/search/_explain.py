@@ -253,10 +253,12 @@ def _assumptions(
         ("batch", f"{one.batch} samples, {own}, {micro} at a time", "given"),
         ("precision", _FLOAT8 if precision == "float8" else precision, "given"),
     ]
-    for what in network.unlike.split():
+    here = network.first(one.workers)
+    for what in here.unlike.split():
         rows.append((what, f"those of {network.name} differ: all are taken for the least of them", "assumed"))
     if one.measured:
-        rows.append(("computation", "each layer's times", "measured"))
+        beside = f", beside others on {one.disturbed:.1f} cores: far too long, perhaps" if one.disturbed else ""
+        rows.append(("computation", f"each layer's times{beside}", "measured"))
         for name in untried(plan, constants):
             rows.append(
                 (f"{name} axis", "no plan that was run to calibrate uses it: small models tell its costs", basis)
@@ -264,8 +266,8 @@ def _assumptions(
         if one.beyond_peak:
             said = f"{format_flops(one.device_flops)} in {one.mfu_format} of {network.name}"
             rows.append(("peak", f"unknown: {said} is less than was measured, so there is no MFU", "measured"))
-    elif network.flops:
-        rows += _products(one, network, precision)
+    elif here.flops:
+        rows += _products(one, here, precision)
         fused = f"{constants.fused_share:.0%} of the traffic of kernels that only read and write is taken away"
         none = "none besides what the workload counts"
         if workload and workload.update_passes:
@@ -274,10 +276,10 @@ def _assumptions(
         elif workload:
             none = "none besides what the workload counts as one kernel, the optimizer among them"
         rows.append(("fusion", fused if constants.fused_share else none, "assumed"))
-        moved = f"{constants.memory_share:.0%} of {format_rate(network.memory_Bps, 4)}"
+        moved = f"{constants.memory_share:.0%} of {format_rate(here.memory_Bps, 4)}"
         rows.append(
             ("memory", moved, basis)
-            if network.memory_Bps
+            if here.memory_Bps
             else ("memory", "no rate is known, so it takes no time", "unknown")
         )
         if one.counted and one.on_processors:
@@ -285,9 +287,9 @@ def _assumptions(
             rows.append(("caches", f"none: what they hold passes at the memory's rate; {small}", "unknown"))
         kinds = {each.kind for layer in workload.layers for each in layer.operations} if workload else set()
         for kind, constant in _KINDS.items():
-            if kind in kinds and network.memory_Bps:
+            if kind in kinds and here.memory_Bps:
                 share = getattr(constants, constant)
-                value = f"{share:.0%} of {format_rate(network.memory_Bps, 4)} ({_KINDS_ARE[kind]})"
+                value = f"{share:.0%} of {format_rate(here.memory_Bps, 4)} ({_KINDS_ARE[kind]})"
                 rows.append((kind, value, "assumed"))
     if not one.memory_limit:
         rows.append(("memory of each", "no limit is known, so every plan fits", "unknown"))
@@ -297,13 +299,13 @@ def _assumptions(
         )
     if min(network.local, one.workers) > 1:
         rows.append(
-            ("inside hosts", f"{constants.inside_share:.0%} of {format_rate(network.inside_Bps, 4)}", inside_basis)
+            ("inside hosts", f"{constants.inside_share:.0%} of {format_rate(here.inside_Bps, 4)}", inside_basis)
         )
     if one.workers > network.local:
-        rate = f"{constants.network_share:.0%} of {format_rate(network.host_Bps, 4)} a host"
+        rate = f"{constants.network_share:.0%} of {format_rate(here.host_Bps, 4)} a host"
         slower = f", {constants.congestion:.1%} slower for every doubling of hosts" if constants.congestion else ""
         rows.append(("between hosts", rate + slower, between_basis))
-        if network.routed and not network.reached and not network.first(one.workers).contention:
+        if network.routed and not network.reached and not here.contention:
             wide = "as wide as the ports of hosts, and shared by no two flows"
             rows.append(("between switches", f"{wide}: routes of {one.workers} workers are not looked at", "assumed"))
     if plan.shard == "parameters":

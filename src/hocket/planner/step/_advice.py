@@ -119,20 +119,20 @@ class _Loads:
     def of(cls, plan: Plan, profile: Profile, times: LayerTimes, batch: int) -> "_Loads":
         held, constants, every = profile.held(plan), profile.constants, np.arange(len(times.forward))
         (copies, stride), p = replicas(plan), plan.pipeline_parallel_degree
-        total = max(1.0, float(held.parameter_bytes.sum()))
-        passes, ending = times.total.copy(), profile.update_s(plan, every) * held.parameter_bytes / total
+        total = max(1.0, float(held.trained_bytes.sum()))
+        passes, ending = times.total.copy(), profile.update_s(plan, every) * held.trained_bytes / total
         if copies > 1 and plan.shard == "parameters":
             columns = block_times(plan, profile, times, every, (0, (1.0,) * p))
-            gather, reduce, forward, backward = columns
+            gather, again, reduce, forward, backward = columns
             if constants.overlap and constants.prefetch:
-                more = np.maximum(gather - forward, 0.0) + np.maximum(gather + reduce - backward, 0.0)
+                more = np.maximum(gather - forward, 0.0) + np.maximum(again + reduce - backward, 0.0)
             else:
-                more = 2 * gather + reduce
+                more = gather + again + reduce
             passes += _dealt(profile, more, held.parameter_bytes)
             ending = ending + _dealt(profile, copies_times(plan, profile, every), held.parameter_bytes)
         elif copies > 1:
             kinds = [("all_reduce" if plan.shard == "none" else "reduce_scatter", held.gradient_bytes)]
-            kinds += [("all_gather", held.parameter_bytes)] * (plan.shard != "none")
+            kinds += [("all_gather", held.trained_bytes)] * (plan.shard != "none")
             for kind, sizes in kinds:
                 whole = float(sizes.sum())
                 seconds = profile.network.collective(kind, whole / p, copies, stride, constants).seconds

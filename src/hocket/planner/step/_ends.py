@@ -106,7 +106,7 @@ def _reduced(
     def gather() -> float:
         if plan.shard not in ("optimizer", "gradients"):
             return 0.0
-        return seconds("all_gather", float(held.parameter_bytes[own].sum()), held.parameter_bytes)
+        return seconds("all_gather", float(held.trained_bytes[own].sum()), held.trained_bytes)
 
     return count * seconds(kind, nbytes / count, held.gradient_bytes), gather, whole
 
@@ -139,7 +139,10 @@ def block_times(
     layers: np.ndarray,
     beside: tuple[int, tuple[float, ...]] | None = None,
 ) -> tuple[np.ndarray, ...]:
-    """Return seconds of every block: to gather its parameters, to reduce its gradients, and of both passes."""
+    """Return seconds of every block: to gather its parameters ahead and back, to reduce its gradients, of both passes.
+
+    Where nothing is passed back, since all up to there is frozen, FSDP2 gathers nothing again.
+    """
     (size, stride), copies = shard_group(plan), copy_group(plan)[0]
     held, constants = profile.held(plan), fetched(profile.constants)
     if beside is not None:  # a stage has as many of these groups after one another as there are copies
@@ -161,7 +164,8 @@ def block_times(
         }
         return np.array([known[nbytes] for nbytes in sizes.tolist()])
 
-    return seconds("all_gather", parameters), seconds("reduce_scatter", gradients), forward, backward
+    gather = seconds("all_gather", parameters)
+    return gather, np.where(backward > 0, gather, 0.0), seconds("reduce_scatter", gradients), forward, backward
 
 
 def copies_times(
@@ -195,8 +199,13 @@ def _whole(plan: Plan, profile: Profile, times: LayerTimes, own: np.ndarray, m: 
     held, (size, stride) = profile.held(plan), shard_group(plan)
     cost = functools.partial(profile.network.collective, size=size, stride=stride, constants=profile.constants)
     whole = cost("reduce_scatter", float(held.gradient_bytes[own].sum()))
-    gathered = float((held.parameter_bytes - times.narrowed)[own].sum())
-    fetched_s = m * (whole.seconds + 2 * cost("all_gather", gathered).seconds)
+    parameters = (held.parameter_bytes - times.narrowed)[own]
+    backward = (times.backward + times.again + times.tensor_backward)[own]
+    gathered = (
+        float(parameters.sum()),
+        float(profile.by_block(parameters, own)[profile.by_block(backward, own) > 0].sum()),
+    )
+    fetched_s = m * (whole.seconds + sum(cost("all_gather", nbytes).seconds for nbytes in gathered))
     return whole, fetched_s + float(copies_times(plan, profile, own).sum())
 
 
@@ -208,7 +217,7 @@ def _exchange(
     if copies == 1:
         return 0.0, 0.0, NOTHING, 0.0
     constants, held = profile.constants, profile.held(plan)
-    gradients, parameters = held.gradient_bytes[layers], held.parameter_bytes[layers]
+    gradients, updated = held.gradient_bytes[layers], held.trained_bytes[layers]
     kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
 
     def cost(kind: str, nbytes: float) -> Cost:
@@ -216,14 +225,15 @@ def _exchange(
 
     if plan.shard == "parameters":
         whole = _whole(plan, profile, times, layers, m)[0]
-        each, back, forward, backward = block_times(plan, profile, times, layers)
+        ahead, again, back, forward, backward = block_times(plan, profile, times, layers)
+        fetched_s = m * float((ahead + again).sum())
         last = copies_times(plan, profile, layers)
         if constants.overlap and constants.prefetch:
             apart = inside(profile, shard_group(plan))
-            gather, exposed = _meanwhile(each, back, forward, backward, m, last, apart=apart)
+            gather, exposed = _meanwhile(ahead, again, back, forward, backward, m, last, apart=apart)
         else:
-            gather, exposed = m * 2 * float(each.sum()), m * float(back.sum()) + float(last.sum())
-        spent = m * float(2 * each.sum() + back.sum()) + float(last.sum())
+            gather, exposed = fetched_s, m * float(back.sum()) + float(last.sum())
+        spent = fetched_s + m * float(back.sum()) + float(last.sum())
         return exposed, gather, whole, max(0.0, spent - gather - exposed)
     whole = cost(kind, float(gradients.sum()))
     exposed = whole.seconds
@@ -240,12 +250,13 @@ def _exchange(
     hidden = max(0.0, whole.seconds - exposed)
     # What is sharded cannot be added up at home, but for the gradients of a pipeline's micro-batches.
     exposed *= plan.accumulate if plan.shard == "gradients" else 1
-    gather = cost("all_gather", float(parameters.sum())).seconds if plan.shard != "none" else 0.0
+    gather = cost("all_gather", float(updated.sum())).seconds if plan.shard != "none" else 0.0
     return exposed, gather, whole, hidden
 
 
 def _meanwhile(
     gathers: np.ndarray,
+    again: np.ndarray,
     reduces: np.ndarray,
     forward: np.ndarray,
     backward: np.ndarray,
@@ -270,7 +281,7 @@ def _meanwhile(
         none = [0.0] * len(forward)
         columns = (
             (gathers.tolist(), forward.tolist(), none, none),
-            (gathers[::-1].tolist(), backward[::-1].tolist(), reduces[::-1].tolist(), averaged[::-1].tolist()),
+            (again[::-1].tolist(), backward[::-1].tolist(), reduces[::-1].tolist(), averaged[::-1].tolist()),
         )
         for gather, compute, reduce, average in itertools.chain.from_iterable(
             zip(*column, strict=True) for column in columns

@@ -16,7 +16,7 @@ from ._pipeline import Followed
 from ._profile import LayerTimes, Profile
 from ._stages import layers_by_rank
 
-_Block = tuple[float, float, float, float]  # see `block_times`
+_Block = tuple[float, float, float, float, float]  # see `block_times`
 
 
 def follow_gathers(
@@ -66,21 +66,21 @@ def _followed(
     port = int(inside(profile, shard_group(plan)))
     blocks, averages = stages
     weights = [float(times.backward[a:b].sum()) / 2 for a, b in itertools.pairwise(edges)]
-    whole = [sum(one[3] for one in stage) for stage in blocks]
+    whole = [sum(one[4] for one in stage) for stage in blocks]
     ranks, links = [Stream() for _ in range(p)], [_SharedPort() for _ in range(p)]
     begun, left = [0.0] * p, [0.0] * p  # when a rank's last block began, and the reduction that its end asks for
     came: dict[tuple[bool, int, int], float] = {}
     order = plan_order(dataclasses.replace(plan, micro_batches=few))
     # Of each rank what its gathers take, those of a block after those of its action's blocks before.
-    coming = [[one[0] for a in own for one in _in_order(blocks[a.stage], a.kind)] for own in order.ranks]
+    coming = [[one[a.kind != "F"] for a in own for one in _in_order(blocks[a.stage], a.kind)] for own in order.ranks]
     for number, (stage, kind, micro) in order.played.sequence:
         rank, link = ranks[number], links[number]
         forward, onward = kind == "F", stage + (1 if kind == "F" else -1)
         part = weights[stage] / whole[stage] if whole[stage] else 0.0
         part = {"F": 1.0, "B": 1.0, "I": 1 - part, "W": part}[kind]
         after = came.get((forward, stage, micro), 0.0) if kind != "W" else 0.0
-        for gather, reduce, ahead_s, back_s in _in_order(blocks[stage], kind):
-            there = link.add(gather, begun[number] if ahead else rank.free_s)
+        for gather, again, reduce, ahead_s, back_s in _in_order(blocks[stage], kind):
+            there = link.add(gather if forward else again, begun[number] if ahead else rank.free_s)
             if left[number]:
                 link.add(left[number], rank.free_s)
             begun[number] = max(rank.free_s, there)

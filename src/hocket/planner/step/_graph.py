@@ -190,7 +190,7 @@ class _GraphOfStep:
                 self._reduce_all(rank)
             for nbytes, after in self.reduced[rank]:
                 self.reductions[rank] += self._collective(rank, "all_reduce", nbytes, "gradients of copies", after)
-        held = self.profile.held(self.plan).parameter_bytes
+        held = self.profile.held(self.plan).trained_bytes
         for rank in range(len(self.places)):
             own = self._own(rank)
             where, after = self.places[rank].ravel(), self.reductions[rank]
@@ -315,11 +315,15 @@ class _GraphOfStep:
         ahead = self.profile.constants.overlap and self.profile.constants.prefetch
         layers = np.arange(self.edges[stage], self.edges[stage + 1])
         held, where = self.profile.held(self.plan), self.places[rank].ravel()
-        columns = (held.parameter_bytes - self.times.narrowed, held.gradient_bytes, self.seconds[kind])
+        gathered_bytes, each = held.parameter_bytes - self.times.narrowed, self.seconds
+        passing = np.ones(len(gathered_bytes)) if kind == "F" else each["B"]
+        columns = (gathered_bytes, held.gradient_bytes, passing, each[kind])
         blocks = list(zip(*(self.profile.by_block(one[layers], layers).tolist() for one in columns), strict=True))
         work: Work | None = None
-        for parameters, gradients, seconds in blocks if kind == "F" else reversed(blocks):
-            gathered = self._collective(rank, "all_gather", parameters, "parameters", self.before[rank])
+        for parameters, gradients, passed, seconds in blocks if kind == "F" else reversed(blocks):
+            # Nothing is gathered again where nothing is passed back, since all up to there is frozen.
+            nbytes = parameters if passed else 0.0
+            gathered = self._collective(rank, "all_gather", nbytes, "parameters", self.before[rank])
             self._reduce_left(rank)
             work = self.graph.compute(where, seconds, name=name, after=[*came, *gathered])
             self.before[rank] = [*self.computed[rank], *gathered]

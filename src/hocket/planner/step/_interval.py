@@ -42,6 +42,9 @@ _RECURRENT = 0.5
 # Of the step of a plan that uses an axis which no run did: of one model six such steps were off by 0.15 to 0.63, and of
 # another by 0.33 to 0.39 (benchmarks/2026-11-29-plans.md).
 _UNTRIED = 0.3
+# Of computation that was measured while others computed on the same cores: it took up to 20 times as long, as threads
+# waited for each other, and is never shorter than alone.
+_DISTURBED = 1.0
 _FARTHER = 0.015  # of a step, for every doubling of the workers beyond those of the fitted runs
 
 
@@ -59,6 +62,7 @@ def spread(
     counted: bool = False,
     on_processors: bool = False,
     nbytes: float = math.inf,
+    disturbed: bool = False,
 ) -> float:
     """Return the factor between a prediction and either end of its interval.
 
@@ -76,6 +80,7 @@ def spread(
         nbytes: Of a worker's state and activations, which a processor's cache may hold.
         alike: How like the plan is, from 0 to 1, to the run that is most like it.
         untried: Whether the plan uses an axis that no run did.
+        disturbed: Whether others computed while the layers were measured, and it is the lower end that is asked for.
     """
     known, step_s = _KNOWN[constants.basis], sum(parts.values())
     guessed = _COUNTED_ON_PROCESSORS if nbytes > _CACHE_NBYTES else _COUNTED_IN_CACHES
@@ -87,6 +92,7 @@ def spread(
             less = _KNOWN["measured"] if measured else guessed if counted and constants.basis != "measured" else known
         if constants.swept and names == _LINKS:  # a sweep says as much of so many ranks, and less with every doubling
             less = min(less, _KNOWN["fitted"] * (1 + max(0.0, math.log2(workers / constants.swept))))
+        less = max(less, _DISTURBED / each) if disturbed and "compute" in names else less
         errors.append(each * less * sum(parts.get(name, 0.0) for name in names))
     farther = max(0.0, math.log2(workers / max(1, constants.fitted_workers)))
     unmodelled = constants.unmodelled or _UNMODELLED[constants.basis]

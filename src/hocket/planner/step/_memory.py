@@ -193,7 +193,9 @@ def memory_of(
         own = columns.of(mine)
         parameters, gradients, optimizer, saved = (float(column.sum()) for column in own[:4])
         largest, output = float(np.bincount(blocks[mine], own.parameters).max()), float(own.output.max())
-        whole, weights = gradients, parameters
+        # What an update changes, and others gather then: frozen parameters have no gradient.
+        trained = np.minimum(own.parameters, own.gradients)
+        whole, weights = gradients, float(trained.sum())
         if plan.shard != "none":
             optimizer /= shared
         if plan.shard in ("gradients", "parameters"):
@@ -216,7 +218,7 @@ def memory_of(
         held, process, mapped = saved * flight, 0.0, 0.0
         if sharers:
             # An update in C++ makes two values of a tensor's size; the largest tensor is at most a layer's.
-            largest_update = float(own.parameters.max()) / (1 if plan.shard == "none" else shared)
+            largest_update = float(trained.max()) / (1 if plan.shard == "none" else shared)
             process = PROCESS_NBYTES + 2 * largest_update
             # Of each reduction and each gathering in place a rank reads the part of every other rank.
             gone = {"none": 2 * whole, "optimizer": whole + weights, "gradients": buffers + weights}

@@ -80,6 +80,11 @@ class Held:
     gradient_bytes: Floats
     optimizer_bytes: Floats
 
+    @functools.cached_property
+    def trained_bytes(self) -> Floats:
+        """Of the parameters those that an update changes: frozen ones have no gradient."""
+        return np.minimum(self.parameter_bytes, self.gradient_bytes)
+
 
 class Profile:
     """The layers of a workload on the devices of a network.
@@ -111,8 +116,10 @@ class Profile:
         self._per_kind = functools.lru_cache(maxsize=8192)(self._kind)
         self.output_bytes = self._column("output_bytes")
         self.tensors = self._column("tensors")
+        self._trained_tensors = int((self.tensors - self._column("frozen_tensors")).sum())
         self._launch_s = float(self._column("launch_s").sum())
         self.blocks = np.array(workload.blocks, dtype=np.int64)
+        self._trained_bytes = float(self._shares_held("tensor", 1).trained_bytes.sum())
 
     def _column(self, name: str) -> Floats:
         return np.array([float(getattr(kind, name)) for kind in self.kinds])[self.index]
@@ -155,9 +162,8 @@ class Profile:
         computed, host = float((times.forward + times.backward).sum()), self._launch_s
         if counted := float(times.host.sum()):
             parts = max(plan.accumulate, plan.micro_batches if plan.pipeline_parallel_degree > 1 else 1)
-            updated = self.tensors.sum() * self.constants.update_host_s - self.update_s(
-                plan, np.arange(len(self.index))
-            )
+            update_s = self.update_s(plan, np.arange(len(self.index)))
+            updated = self._trained_tensors * self.constants.update_host_s - update_s
             host = max(counted, counted + updated / parts)
         # A device works behind the host, and a step takes what the slower of both does.
         return times.slowed(host / computed) if 0 < computed < host else times
@@ -166,9 +172,9 @@ class Profile:
         """Return the time of the update, which reads and writes state and reads gradients; each rank does its part."""
         sharded = shard_group(plan)[0] if plan.shard != "none" else 1
         held, workload = self.held(plan), self.workload
-        share = held.parameter_bytes[layers] / sharded
+        share = held.trained_bytes[layers] / sharded
         if workload.optimizer_s:
-            return workload.optimizer_s * float(share.sum()) / max(1, workload.parameter_bytes)
+            return workload.optimizer_s * float(share.sum()) / max(1.0, self._trained_bytes)
         if not self.network.memory_Bps:
             return 0.0
         state = held.optimizer_bytes[layers] / sharded

@@ -120,6 +120,7 @@ class Prediction:
         spared_s: Seconds that fusion and float8 are assumed to take away from the computation of a step.
         recurrent_s: Seconds of a step that the steps of recurrent layers are counted to take.
         on_processors: Whether devices are processors, of whose caches nothing is known.
+        disturbed: Cores that others computed on while the layers were measured.
     """
 
     plan: Plan
@@ -141,6 +142,7 @@ class Prediction:
     counted: bool = False
     recurrent_s: float = 0.0
     on_processors: bool = False
+    disturbed: float = 0.0
 
     @functools.cached_property
     def step_s(self) -> float:
@@ -184,13 +186,13 @@ class Prediction:
     def interval_s(self) -> tuple[float, float]:
         """Seconds between which a step is with 80%; see `_interval.py`."""
         hidden_s = min(max(0.0, self.gradient_cost.seconds - self.parts.gradients), self.parts.compute)
-        times = spread(
-            dict(self.parts.rows()), self.constants, workers=self.workers, hidden_s=hidden_s, measured=self.measured,
-            spared_s=self.spared_s, recurrent_s=self.recurrent_s, counted=self.counted,
+        times = functools.partial(
+            spread, dict(self.parts.rows()), self.constants, workers=self.workers, hidden_s=hidden_s,
+            measured=self.measured, spared_s=self.spared_s, recurrent_s=self.recurrent_s, counted=self.counted,
             on_processors=self.on_processors, nbytes=self.memory.state + self.memory.activations,
             alike=alike(self.plan, self.constants, self.workers), untried=bool(untried(self.plan, self.constants)),
         )  # fmt: skip
-        return self.step_s / times, self.step_s * times
+        return self.step_s / times(disturbed=self.disturbed > 0), self.step_s * times()
 
     @property
     def throughput_interval(self) -> tuple[float, float]:
@@ -303,6 +305,7 @@ def predict_within(
         plan, workload.name, network.name, workers, batch, parts, memory, limit, tuple(cuts), cost, flops,
         peak, constants, workload.measured, spared * as_long, tuple(sorted(formats.items(), key=lambda row: -row[1])),
         workload.update_passes > 0 and not workload.measured, recurrent * as_long, network.sharers > 0,
+        workload.disturbed if workload.measured else 0.0,
     )  # fmt: skip
 
 
