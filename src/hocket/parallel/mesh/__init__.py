@@ -7,8 +7,6 @@ from ._programs import warn_of_other_programs
 from ._turns import in_turn
 from .world import DryGroup, World, join, own_gpu
 
-<<<<<<< HEAD
-__all__ = ["DryGroup", "Mesh", "World", "in_turn", "join", "link_of", "own_gpu", "warn_of_other_programs"]
-=======
-__all__ = ["DryGroup", "Mesh", "World", "give_up", "in_turn", "join", "link_of", "own_gpu"]
->>>>>>> frameworks
+__all__ = [
+    "DryGroup", "Mesh", "World", "give_up", "in_turn", "join", "link_of", "own_gpu", "warn_of_other_programs",
+]  # fmt: skip
