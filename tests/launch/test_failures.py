@@ -626,3 +626,35 @@ def test_a_breakpoint_of_a_rank_that_reads_no_input_is_explained(launched: Any, 
     assert "rank 1 reads no input, so that the debugger ends here: rank 0 alone reads what is typed" in ran.err
     own = 'import bdb, os\nif os.environ["RANK"] == "0": raise bdb.BdbQuit\n'
     assert "reads no input" not in launched(script(own)).err
+
+
+WHOLE = """
+import sys, torch, hocket
+from torch.utils.data import DataLoader, TensorDataset
+
+model = torch.nn.Linear(3, 3)
+model, optimizer, loader = hocket.distribute(
+    model, torch.optim.SGD(model.parameters(), 0.1), DataLoader(TensorDataset(torch.ones(16, 3)), 8)
+)
+for (x,) in loader:
+    out = model(x).reshape(*eval(sys.argv[1]), 3)
+    assert out.sum() < 1e9
+    if sys.argv[2:]:
+        raise SystemExit("not this")
+    out.sum(1).mean().backward()
+    optimizer.step()
+assert not sys.argv[1].startswith("(len(x)"), "after the loop"
+"""
+
+
+def test_an_error_of_shapes_says_how_many_samples_the_rank_had(
+    launched: Any, script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    told = "this rank had 4 of the 8 samples of its batch, as hocket divides the first axis"
+    program = script(WHOLE)
+    wrong = launched(program, "(8,)")
+    assert "shape '[8, 3]' is invalid for input of size 12" in wrong.err
+    assert told in wrong.err
+    for words in (["(len(x),)"], ["(len(x),)", "exit"]):
+        assert told not in launched(program, *words).err

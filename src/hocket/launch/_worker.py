@@ -79,6 +79,8 @@ def main() -> None:
     except BaseException as error:
         sys.last_value = error  # as Python has it; this rank's groups look there for what to tell the others
         _explain_debugger(error)
+        if (batches := sys.modules.get("hocket.parallel.batches.batch")) is not None:
+            batches.explain(error)
         if _record(error, error.__traceback__) and held == "held":
             shown.append(error)
         sys.excepthook(type(error), error, error.__traceback__)

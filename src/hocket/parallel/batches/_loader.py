@@ -185,7 +185,7 @@ class SharedLoader:
         """Note that it yields no more, unless the interpreter has ended, and with it the modules that take note."""
         leave = getattr(_batch, "leave", None)
         if leave is not None:
-            leave(self)
+            leave(self, early=self._left)
 
     # --- where it stands --------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ themselves show which batch is meant.
 
 from __future__ import annotations
 
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -101,6 +102,7 @@ _kept: dict[int, tuple[weakref.ref[torch.UntypedStorage], Note]] = {}  # by the 
 _open: dict[int, Note] = {}  # by loader, the one that yielded last at the end
 _last: Note | None = None
 _trained: Note | None = None  # the last whose ranks are in step
+_left: Note | None = None  # of the batch at which a loop has ended early, until a model or a loader is used again
 _counting: bool | None = None
 _recent: list[BatchShard] = []  # those of the latest batches that differ, the last one first
 _AHEAD = 4  # of them that are kept: a program may read ahead
@@ -123,7 +125,8 @@ def enter(
     It is the part of the batch that `drawn` tells; some samples of it are padded otherwise `alone`, or one
     is by itself what `packed` says.
     """
-    global _last, _trained
+    global _last, _trained, _left
+    _left = None
     tensors = [tensor for tensor in tensors_in(batch) if tensor.layout is torch.strided and tensor.numel()]
     storages = tuple(weakref.ref(tensor.untyped_storage()) for tensor in tensors)
     _open.pop(id(owner), None)
@@ -156,12 +159,13 @@ def _remember(tensor: torch.Tensor, note: Note) -> None:
     _kept[key] = weakref.ref(tensor.untyped_storage(), forget), note
 
 
-def leave(owner: object) -> None:
-    """Note that `owner` will yield no more: an outer loader's batch is the current one again."""
-    global _last
+def leave(owner: object, *, early: bool = False) -> None:
+    """Note that `owner` yields no more, `early` if it has more: an outer loader's batch is the current one again."""
+    global _last, _left
     for listener in listeners:
         listener.batches_ended()
     mine = _open.pop(id(owner), None)
+    _left = mine if early else None
     if _open and mine is _last:
         _last = next(reversed(_open.values()))
         _tell(_last)
@@ -182,6 +186,26 @@ def put_back() -> Iterator[None]:
 def _tell(note: Note) -> None:
     for listener in listeners:
         listener.batch_began(note)
+
+
+def explain(error: BaseException) -> None:
+    """Add to an error that has ended a loop over a loader that this rank had a part of the batch.
+
+    Shapes in the program may go by the whole. An error of Hocket's own says what it has to.
+    """
+    share = None if _left is None else _left.share
+    if share is None or not 0 < share.samples < share.total or not isinstance(error, _OF_SHAPES):
+        return
+    raised = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1:]
+    if not any(str(frame.f_globals.get("__name__")).startswith("hocket.") for frame in raised):
+        error.add_note(
+            f"this rank had {share.samples} of the {share.total} samples of its batch, as hocket divides the first "
+            "axis of what the loader gives: a number that stands for the size of the whole batch does not fit (take "
+            "len(batch)), nor does what has another axis for samples, or is one whole, as a graph is"
+        )
+
+
+_OF_SHAPES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
 
 
 def contested() -> bool:
@@ -246,6 +270,8 @@ def current(inputs: Any = None) -> Note | None:
 
     Tensors of a batch among the model's `inputs` say which one, even if others were yielded since.
     """
+    global _left
+    _left = None
     for tensor in tensors_in(inputs):
         plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_meta
         if plain and (kept := _kept.get(tensor.data_ptr())) is not None and kept[0]() is not None:
