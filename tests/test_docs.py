@@ -7,8 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import get_origin
 
 import pytest
 
@@ -233,6 +235,8 @@ PACKAGES = (
 
 def summary(value: object) -> str:
     """The first sentence of a docstring; of a value the type."""
+    if get_origin(value) is Callable:
+        return "The type of a function"
     if not (inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value)):
         return f"a `{type(value).__name__}`"
     paragraph = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())

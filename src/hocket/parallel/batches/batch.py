@@ -7,7 +7,7 @@ themselves show which batch is meant.
 
 from __future__ import annotations
 
-import traceback
+import dis
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -196,13 +196,19 @@ def explain(error: BaseException) -> None:
     share = None if _left is None else _left.share
     if share is None or not 0 < share.samples < share.total or not isinstance(error, _OF_SHAPES):
         return
-    raised = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1:]
-    if not any(str(frame.f_globals.get("__name__")).startswith("hocket.") for frame in raised):
-        error.add_note(
-            f"this rank had {share.samples} of the {share.total} samples of its batch, as hocket divides the first "
-            "axis of what the loader gives: a number that stands for the size of the whole batch does not fit (take "
-            "len(batch)), nor does what has another axis for samples, or is one whole, as a graph is"
-        )
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or (owner := str(trace.tb_frame.f_globals.get("__name__"))).startswith("hocket."):
+        return
+    raised = trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    if raised and not owner.startswith("torch.") and not isinstance(error, AssertionError):
+        return  # the program knows why
+    error.add_note(
+        f"this rank had {share.samples} of the {share.total} samples of its batch, as hocket divides the first "
+        "axis of what the loader gives: a number that stands for the size of the whole batch does not fit (take "
+        "len(batch)), nor does what has another axis for samples, or is one whole, as a graph is"
+    )
 
 
 _OF_SHAPES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
