@@ -184,7 +184,7 @@ class DataParallel(StandsForModule):
         if not torch_adapter.in_backward():  # what a checkpoint computes again is no part of the program's graph
             self._made = torch_adapter.graph_marks(made)
             _batch.called(_batch.current(inputs), inputs, self._made)
-        self._observer.forward_made(made)
+        self._observer.forward_made(made, self._latest)
         if reducer.synchronises:
             for tensor in tensors_in(output):
                 if tensor.requires_grad and not tensor.is_leaf:

@@ -20,6 +20,8 @@ from ..batches import BatchShard, divided_by, tensors_in
 from ..batches import batch as _batch
 from ..mesh import World
 from ._apart import Apart, kept_in, look_apart
+from ._carried import CarriedState
+from ._choices import has_rows
 from ._exchanged import ExchangedSamples
 from ._first_loss import first_loss
 from ._input_gradients import InputGradients
@@ -85,6 +87,7 @@ class LoopObserver:
         self._changes = ModelChanges(module, world, self._parameters)
         self._left_out = LeftOutBatches()
         self._input_gradients = InputGradients(world.rank)
+        self._carried = CarriedState(world.rank)
         self._unseen = UnseenLosses(world)
         self._outside = OutsideModules(lambda: [one.module for one in all_observers()])
         self._marks = ReplicaMarks(replicated)
@@ -128,6 +131,7 @@ class LoopObserver:
         if _exchanged.next(note, note.share.samples):
             self._losses.tell_places()
         self._tell_sizes(note.share)
+        self._carried.next(note.share)
         if note.share.uneven and _exchanged.reduces and not _exchanged.reduces_counts:
             _exchanged.reduces = False
             self._tell_reduced(note.share)
@@ -179,11 +183,14 @@ class LoopObserver:
         self._padding.given(inputs)
         if self._batches <= _BATCHES:
             self._input_gradients.given(inputs)
+            self._carried.given(tensors_in(inputs), note)
         self._changes.forward_begins()
 
-    def forward_made(self, made: list[torch.Tensor]) -> None:
+    def forward_made(self, made: list[torch.Tensor], note: _batch.Note | None) -> None:
         """Note the outputs of a forward pass."""
         self._padding.note(made)
+        if self._batches <= _BATCHES:
+            self._carried.made(made, note)
         if self._outputs is not None:
             self._outputs.append(made)
             self._kept = kept_in(self.module)
@@ -203,7 +210,8 @@ class LoopObserver:
             _exchanged.sizes.covers |= covers
             if covers or torch.is_grad_enabled():  # else some are shown
                 _exchanged.given(inputs, note.share.samples)
-                _exchanged.linked |= any(one.dim() and all(one is not row for row in rows) for one in outputs)
+                own = [row for row in rows if has_rows(row, note.share.samples)]
+                _exchanged.linked |= any(one.dim() and all(one is not row for row in own) for one in outputs)
             for one in outputs:
                 _exchanged.kept.know(one)
             if apart is not None and torch.is_grad_enabled():

@@ -298,10 +298,9 @@ class LossWeights:
         self._told_places = True
         warn(
             "the loop chooses or weighs samples by the places that they have in the batch (the first few), or by "
-            "numbers of numpy or a list. That is right if each is chosen by itself, and where what the loop keeps for "
-            "each place from batch to batch (the state of a recurrent network) meets batches of one size. If the loop "
-            "ranks them, or takes a number or a share of them, one device chooses among all, and a rank among its own: "
-            "choose by hocket.average of a threshold, or by each sample's values, or have the loader choose",
+            "numbers of numpy or a list. That is right if each is chosen by itself. If the loop ranks them, or takes a "
+            "number or a share of them, one device chooses among all, and a rank among its own: choose by "
+            "hocket.average of a threshold, or by each sample's values, or have the loader choose",
         )
 
     def check_alike(self, weight: float) -> None:
