@@ -1,10 +1,26 @@
 """A module that stands for another one: its attributes, parameter names and state are those of the model itself."""
 
 import copy
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+
+def _of_the_model(name: str) -> Callable[..., Any]:
+    """Return a method that is the model's, if its class has another one than torch; what returns itself gives this."""
+    plain = getattr(torch.nn.Module, name)
+
+    @functools.wraps(plain)
+    def call(self: "StandsForModule", *args: Any, **kwargs: Any) -> Any:
+        if getattr(type(self.module), name) is plain and name not in vars(self.module):
+            return plain(self, *args, **kwargs)
+        result = getattr(self.module, name)(*args, **kwargs)
+        self.training = self.module.training
+        return self if result is self.module else result
+
+    return call
 
 
 class StandsForModule(torch.nn.Module):
@@ -70,6 +86,13 @@ class StandsForModule(torch.nn.Module):
     def get_submodule(self, target: str) -> torch.nn.Module:
         """Return a module of the model by the model's own name for it."""
         return self.module.get_submodule(target)
+
+
+for _name in (
+    "train", "eval", "to", "to_empty", "cpu", "cuda", "type", "half", "float", "double", "bfloat16", "apply",
+    "parameters", "buffers", "children", "named_children", "modules", "requires_grad_", "zero_grad",
+):  # fmt: skip
+    setattr(StandsForModule, _name, _of_the_model(_name))
 
 
 def _itself(module: torch.nn.Module) -> torch.nn.Module:
