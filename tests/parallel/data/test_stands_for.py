@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,9 +17,9 @@ from hocket.testing import run_ranks
 class Tuned(nn.Module):
     """Names its head as its parameters, keeps batch norm as it is, and moves a table of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 0) -> None:
         super().__init__()
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         self.body, self.norm, self.head = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)
         self.table = [torch.ones(1)]
         self.double()
@@ -73,6 +73,19 @@ def test_a_model_s_own_parameters_modes_and_moves_are_taken() -> None:
         assert found == pytest.approx(alone, rel=1e-9)  # sums in another order
 
 
+def begun() -> float:
+    """Return the sum of a weight with which a Trainer begins on ranks that are seeded apart."""
+    model = Tuned(seed=torch.distributed.get_rank())
+    hocket.Trainer(model, mse_loss, torch.optim.SGD(nn.Module.parameters(model), 0.1))
+    return float(model.body.weight.detach().sum())
+
+
+def test_a_trainer_begins_with_all_of_rank_0_s_parameters() -> None:
+    """Those that the model does not name stayed as each rank had drawn them."""
+    one, other = run_ranks(begun, 2, timeout_s=100)
+    assert one == other
+
+
 class Contrasts(nn.Module):
     """Has a `train` that gives a loss, as of the forward-forward algorithm."""
 
@@ -92,5 +105,6 @@ def test_a_method_of_torch_s_name_may_be_another() -> None:
     torch.manual_seed(0)
     model, _, _ = hocket.distribute(Contrasts())
     x = torch.randn(5, 4)
-    assert float(model.train(x, x * 2)) == pytest.approx(float(model.module.train(x, x * 2)))
+    own: Any = model.module
+    assert float(cast(Any, model).train(x, x * 2)) == pytest.approx(float(own.train(x, x * 2)))
     assert model.train() is model

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from hocket.comm.torch_adapter import outside_compiler
 from hocket.planner import AXES, Plan
 
-from ..state import check_elementwise
+from ..state import check_elementwise, parameters_of
 from ._outside import called_by_trainer
 
 
@@ -32,7 +32,7 @@ class Claim:
         self._names = {id(p): name for name, p in model.named_parameters()}
         # Only of those that sharding puts out of the model: torch moves no parameter that has weak references, as those
         # that are deferred are.
-        moving = any(p.is_meta for p in model.parameters())
+        moving = any(p.is_meta for p in parameters_of(model))
         self._former = [] if moving else [(name, weakref.ref(p)) for name, p in model.named_parameters()]
         self._optimizer = weakref.ref(optimizer)
         self._plan: Plan | None = None
@@ -111,7 +111,7 @@ _claims: list[Claim] = []
 def check_undivided(model: torch.nn.Module) -> None:
     """Raise a ValueError if a Trainer has divided this model among ranks, which stays so without it."""
     _claims[:] = [one for one in _claims if one._model() is not None]
-    if any(one._divided and one._shared(model.parameters()) for one in _claims):
+    if any(one._divided and one._shared(parameters_of(model)) for one in _claims):
         raise ValueError(
             "a Trainer has divided this model among ranks before, and each has its part alone: build the model "
             "anew, and have it load the state_dict() or a checkpoint of that Trainer"

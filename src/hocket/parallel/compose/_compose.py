@@ -43,6 +43,7 @@ from ..state import (
     check_model,
     check_replicas,
     give_back,
+    parameters_of,
     shard_optimizer,
 )
 from ._composition import Composition
@@ -105,9 +106,9 @@ def compose(
     if deferred is not None and plan.shard == "parameters" and mesh.replicas.size > 1 and not plan.priority:
         draft.fill = deferred.fill  # a block at a time
     elif deferred is not None:
-        deferred.fill(p for module, _ in draft.modules for p in module.parameters())
+        deferred.fill(p for module, _ in draft.modules for p in parameters_of(module))
         deferred.forget()
-    device = next((p.device.type for p in model.parameters()), "cpu")
+    device = next((p.device.type for p in parameters_of(model)), "cpu")
     for module, _ in draft.modules:
         cast_module(module, plan.precision, device)
     leftovers.settle()
@@ -216,7 +217,7 @@ def _aligned(model: torch.nn.Module, optimizer: Any, plan: Plan, world: World, d
             deferred.align(world)
     mesh = Mesh.of(plan, world)
     if world.size > 1:
-        broadcast_tensors([*model.parameters(), *model.buffers()], world)
+        broadcast_tensors([*parameters_of(model), *model.buffers()], world)
         broadcast_optimizer_state(optimizer, world)
     return mesh
 

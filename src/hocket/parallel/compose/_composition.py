@@ -15,7 +15,7 @@ from hocket.workload import DividedShare
 
 from ..data import BroadcastBuffers, ShardingStrategy
 from ..mesh import Mesh
-from ..state import ModelOutline, Owned, ParameterPlacement, StateBytes, TensorShard, drawn_alike
+from ..state import ModelOutline, Owned, ParameterPlacement, StateBytes, TensorShard, drawn_alike, parameters_of
 from ..state import memory as _memory
 from ._passes import LossFn, Passes
 
@@ -93,7 +93,7 @@ class Composition:
 
     def memory(self) -> StateBytes:
         """See `Trainer.memory`."""
-        parameters = [p for module, _ in self.modules for p in module.parameters()]
+        parameters = [p for module, _ in self.modules for p in parameters_of(module)]
         weights = [*parameters, *(b for module, _ in self.modules for b in module.buffers())]
         gradients = [p.grad for p in parameters if p.grad is not None]
         gradients += [item.leaf.grad for item in self.form.owned if item.leaf.grad is not None]

@@ -18,7 +18,7 @@ from ..batches import DistributedLoader, ShardedLoader, SharedLoader, average, t
 from ..data import DataParallel, synchronise
 from ..mesh import Mesh, World, own_gpu, warn_of_other_programs
 from ..mesh import world as _world
-from ..state import Deferred, broadcast_optimizer_state
+from ..state import Deferred, broadcast_optimizer_state, parameters_of
 from ._claim import check_undivided
 from ._refusals import check_carried_out, check_optimizer, check_plain, use_choices
 
@@ -194,9 +194,9 @@ def _average_closures(optimizer: Any, world: World, loss_reduction: str) -> None
 
 def _check_trains(optimizer: Any, model: DataParallel) -> None:
     """Refuse an optimizer that trains nothing of the model, or what no `distribute` has made alike on all ranks."""
-    known = {id(p) for one in _distributed for p in one.parameters()}
+    known = {id(p) for one in _distributed for p in parameters_of(one)}
     trained = [p for group in optimizer.param_groups for p in group["params"]]
-    mine = {id(p) for p in model.parameters()}
+    mine = {id(p) for p in parameters_of(model)}
     if trained and not any(id(p) in mine for p in trained):
         raise ValueError(
             "the optimizer has none of the model's parameters, so the model would never be trained: make it of "
@@ -279,6 +279,6 @@ def take_own_gpu(model: torch.nn.Module) -> None:
     """Move a model that is on a GPU to this rank's own."""
     if not torch.cuda.is_available():
         return
-    devices = {p.device for p in model.parameters()}
+    devices = {p.device for p in parameters_of(model)}
     if len(devices) == 1 and next(iter(devices)).type == "cuda":
         model.to(own_gpu())

@@ -30,7 +30,7 @@ from ..pipeline import (
     traced_in_both_modes,
     unbalanced,
 )
-from ..state import DimSegment, Owned, ParameterPlacement, ShardBox, is_deferred
+from ..state import DimSegment, Owned, ParameterPlacement, ShardBox, is_deferred, parameters_of
 from ._leftovers import unnoted
 
 _FEWEST = 2  # that batch norm takes
@@ -94,7 +94,7 @@ def divide_tensors(draft: Draft) -> None:
     """
     model = draft.model
     full = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    few = _first(_FEWEST if any(map(is_deferred, model.parameters())) else _EXAMINED, draft.inputs)
+    few = _first(_FEWEST if any(map(is_deferred, parameters_of(model))) else _EXAMINED, draft.inputs)
     try:
         try:
             form = parallelize(model, draft.mesh["tensor"], few, sequence=draft.plan.sequence_parallel, aligned=True)
@@ -188,7 +188,7 @@ def divide_layers(draft: Draft) -> None:
     """
     model, plan, mesh = draft.model, draft.plan, draft.mesh
     parts = plan.micro_batches * mesh["data"].size
-    deferred = any(map(is_deferred, model.parameters()))
+    deferred = any(map(is_deferred, parameters_of(model)))
     sample = _first(_FEWEST, draft.inputs) if deferred else _micro_batch(draft.inputs, parts)
     try:
         stages = _stages(draft, sample, plan.split, cut=parts > 1)
@@ -214,8 +214,8 @@ def divide_layers(draft: Draft) -> None:
         if mesh.whole.rank == 0:
             warn(f"the pipeline is not balanced: {lopsided}")
     mine = [stage for stage, home in zip(stages, plan_homes(plan), strict=True) if home == mesh["pipeline"].rank]
-    kept = {id(t) for stage in mine for t in (*stage.module.parameters(), *stage.module.buffers())}
-    for tensor in (*model.parameters(), *model.buffers()):
+    kept = {id(t) for stage in mine for t in (*parameters_of(stage.module), *stage.module.buffers())}
+    for tensor in (*parameters_of(model), *model.buffers()):
         if id(tensor) not in kept:
             draft.optimizer.state.pop(tensor, None)
             tensor.grad = None
@@ -243,7 +243,7 @@ def _stages(draft: Draft, sample: Any, points: Sequence[str], *, cut: bool) -> l
             with unnoted():
                 times = _alike(mesh.whole, lambda: measured(traced).total_s if measures else None)
             times = mesh.whole.from_root(times)
-            device = next((p.device for p in model.parameters()), torch.device("cpu"))
+            device = next((p.device for p in parameters_of(model)), torch.device("cpu"))
             link = link_of(mesh["pipeline"], mesh.whole, device)
         asked: dict[str, Any] = {"points": points, "times": times, "link": link, "micro_batches": passes}
         return _alike(mesh.whole, lambda: split(model, count, sample, **asked, cut=cut, traced=traced))

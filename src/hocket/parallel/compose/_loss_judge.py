@@ -27,6 +27,7 @@ from ..batches import (
     undisturbed,
 )
 from ..data import ExchangedSamples, samples_paired
+from ..state import parameters_of
 from ._composition import Composition
 from ._loss_function import as_before, modules_in
 
@@ -63,7 +64,7 @@ class LossJudge:
         self._passes, self._form, self._few, self._known = composition.passes, form, few, known
         self._values = (few.inputs, few.target)
         floats = [
-            *composition.model.parameters(),
+            *parameters_of(composition.model),
             *(t for t in tensors_in(list(self._values)) if t.is_floating_point()),
         ]
         self._tolerance = max((_TOLERANCES.get(one.dtype, 2e-2) for one in floats), default=2e-5)

@@ -29,6 +29,7 @@ from ..batches import batch as _batch
 from ..data import BroadcastBuffers, ForwardState, SampleNumbers, ShardingStrategy
 from ..mesh import World
 from ..pipeline import Micro, Pipeline, sizes
+from ..state import parameters_of
 from ._known_losses import KnownLosses
 
 LossFn = Callable[[Any, Any], Any]
@@ -269,7 +270,7 @@ def _refuse_shared(module: torch.nn.Module, _: Any) -> None:
     if module not in _trained:
         return
     check_together(module)
-    if torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
+    if torch.is_grad_enabled() and any(p.requires_grad for p in parameters_of(module)):
         raise RuntimeError(
             f"a loss calls a model ({type(module).__name__}) that another Trainer trains, and the ranks of the last "
             "stage alone compute it: its gradients would wait for the other ranks. Have it take none meanwhile: "

@@ -16,7 +16,7 @@ from hocket.schedule import ScheduleError
 from ..data import blocks, has_own_hooks, is_nonlinear
 from ..mesh import Mesh
 from ..pipeline import Pipeline
-from ..state import UpdateTrial, check_elementwise, is_excluded
+from ..state import UpdateTrial, check_elementwise, is_excluded, parameters_of
 
 
 def check_arguments(model: Any, optimizer: Any, plan: Plan, update: UpdateTrial) -> None:
@@ -53,7 +53,7 @@ def check_arguments(model: Any, optimizer: Any, plan: Plan, update: UpdateTrial)
     if plan.recompute and plan.recompute_part != "layers":
         rule = f"the Trainer computes whole layers again, not {plan.recompute_part!r} alone"
         raise _refusal("recompute_part", rule, 'say recompute_part = "layers"')
-    mine = {id(p) for p in model.parameters()}
+    mine = {id(p) for p in parameters_of(model)}
     if any(id(p) not in mine for group in optimizer.param_groups for p in group["params"]):
         raise ValueError("the optimizer has parameters that the model has not: make it of model.parameters()")
     closure = inspect.signature(optimizer.step).parameters.get("closure")
@@ -116,7 +116,7 @@ def check_plain(model: Any) -> None:
     if found is not None:
         kinds = [wrapper.__name__ for wrapper in wrappers if isinstance(found, wrapper)]
         what = kinds[0].replace("FSDPModule", "fully_shard")
-    elif tensors is not None and any(isinstance(p, tensors.DTensor) for p in model.parameters()):
+    elif tensors is not None and any(isinstance(p, tensors.DTensor) for p in parameters_of(model)):
         what = "DTensor"
     else:
         return
@@ -141,7 +141,7 @@ def _check_priority(model: torch.nn.Module, optimizer: Any) -> None:
         rule = f"{type(optimizer).__name__} needs norms over whole parameters before it can update the first of them"
         raise _refusal("priority", rule, "say priority = false, or take an optimizer like Adam or SGD")
     check_elementwise(optimizer)
-    other = next((p.device for p in model.parameters() if p.device.type != "cpu"), None)
+    other = next((p.device for p in parameters_of(model) if p.device.type != "cpu"), None)
     if other is not None:
         rule = f"gradients are sent by priority from the CPU's memory only, and the model is on {other}"
         raise _refusal("priority", rule, "say priority = false")
@@ -170,7 +170,7 @@ def check_types(model: torch.nn.Module) -> None:
 
     The PlanError names two.
     """
-    holders = {id(p): name for name, block in blocks(model) for p in block.parameters()}
+    holders = {id(p): name for name, block in blocks(model) for p in parameters_of(block)}
     first: dict[str, tuple[str, torch.dtype]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or is_excluded(parameter):

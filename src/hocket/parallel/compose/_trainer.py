@@ -34,7 +34,7 @@ from ..batches.batch import current, put_back
 from ..data import Relaxation
 from ..mesh import warn_of_other_programs
 from ..mesh import world as _world
-from ..state import IncompatibleKeys, StateBytes, checkpoint, clip, deferred, process_memory
+from ..state import IncompatibleKeys, StateBytes, checkpoint, clip, deferred, parameters_of, process_memory
 from ..state.optim import TrustRatios
 from . import _in_and_out
 from ._bucket_trial import BucketTrial
@@ -571,7 +571,7 @@ def without_loss_check(trainer: Trainer) -> Trainer:
 
 
 def _measured_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: _world.World, loss_fn: Any) -> Plan:
-    if any(p.is_meta for p in model.parameters()):
+    if any(p.is_meta for p in parameters_of(model)):
         raise ValueError(
             'plan="auto" trains the whole model to measure it, and this one has no memory yet; take a plan of '
             "`hocket plan`, which works by FLOPs and bytes"

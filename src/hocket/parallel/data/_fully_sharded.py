@@ -13,7 +13,7 @@ from hocket import comm
 
 from ..batches import mapped
 from ..mesh import World
-from ..state import Owned, ParameterPlacement, ShardBox, is_excluded
+from ..state import Owned, ParameterPlacement, ShardBox, is_excluded, parameters_of
 from ._copies import AverageOfCopies
 from ._hooks import has_own_hooks
 from ._overlap import ForwardPrefetch, OverlappedAllGather, OverlappedReduceScatter, on_several_hosts
@@ -62,7 +62,7 @@ class FullySharded(ShardingStrategy):
         self._modules: list[torch.nn.Module] = []
         several_hosts = on_several_hosts(world)
         for module, names in modules:
-            excluded = dict.fromkeys(p for p in module.parameters() if is_excluded(p) or not _is_divisible(p))
+            excluded = dict.fromkeys(p for p in parameters_of(module) if is_excluded(p) or not _is_divisible(p))
             before = {name: p for name, p in module.named_parameters() if p not in excluded}
             if not before:
                 fill(excluded)
@@ -78,7 +78,7 @@ class FullySharded(ShardingStrategy):
             groups = _together(module, names, whole)
             left = dict(before)
             for group in [*groups, [module]]:  # each lets go of the whole parameters before the next is filled
-                own = {id(p) for one in group for p in one.parameters()}
+                own = {id(p) for one in group for p in parameters_of(one)}
                 here = {name: p for name, p in left.items() if id(p) in own}
                 for one in group:
                     if one is not module:
@@ -235,9 +235,9 @@ def _held(
     module: torch.nn.Module, groups: list[list[torch.nn.Module]], excluded: set[torch.nn.Parameter]
 ) -> Iterator[tuple[list[Any], list[torch.nn.Parameter]]]:
     """Yield what FSDP2 holds together, the module itself last, each with the sharded parameters in it alone."""
-    rest = dict.fromkeys(p for p in module.parameters() if p not in excluded)
+    rest = dict.fromkeys(p for p in parameters_of(module) if p not in excluded)
     for group in [*groups, [module]]:
-        parameters = [p for one in group for p in one.parameters() if p in rest]
+        parameters = [p for one in group for p in parameters_of(one) if p in rest]
         for parameter in parameters:
             rest.pop(parameter, None)
         yield group, parameters
@@ -410,9 +410,9 @@ def _together(module: torch.nn.Module, names: Mapping[str, str], whole: Sequence
     """Return the blocks of a module, those in one list that come from one block of the model."""
     found: dict[str, list[torch.nn.Module]] = {}
     rows = blocks(module)
-    holders = Counter(id(p) for _, block in rows for p in block.parameters())
+    holders = Counter(id(p) for _, block in rows for p in parameters_of(block))
     for name, block in rows:
-        if any(holders[id(p)] > 1 for p in block.parameters()):
+        if any(holders[id(p)] > 1 for p in parameters_of(block)):
             continue  # a part that is in other blocks, too: it is held with the module
         first = names[f"{name}.{next(iter(block.named_parameters()))[0]}"]
         key = next((one for one in whole if first.startswith(f"{one}.")), first)
@@ -460,7 +460,7 @@ def _holds_list(module: torch.nn.Module) -> bool:
 
 
 def _has_parameters(module: torch.nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
+    return next(parameters_of(module), None) is not None
 
 
 def _owns_parameters(module: torch.nn.Module, uses: Counter[int]) -> bool:

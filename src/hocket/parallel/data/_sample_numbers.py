@@ -13,6 +13,7 @@ from hocket.comm import torch_adapter
 
 from ..batches import mapped, mix, undisturbed
 from ..mesh import World
+from ..state import parameters_of
 
 _BOTH = (
     "the model draws random numbers for its samples and others that hold for all of a batch, from one generator: ranks "
@@ -159,7 +160,7 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, modules: Sequence[torch.nn.Module], samples: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._samples, self._shapes = samples, {p.shape for one in modules for p in one.parameters()}
+        self._samples, self._shapes = samples, {p.shape for one in modules for p in parameters_of(one)}
         self.by_samples = self.others = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -16,6 +16,7 @@ from hocket.sharding import set_values
 
 from ..mesh import World
 from ._deferred import is_deferred
+from ._parameters import parameters_of
 
 _PIECE_NBYTES = 32 * 2**20
 _ALIGNMENT_NBYTES = 16
@@ -41,7 +42,7 @@ def is_excluded(parameter: torch.Tensor) -> bool:
 
 def keepers(module: torch.nn.Module) -> Iterator[Keeper]:
     """Return the keepers of a module's excluded parameters, each once."""
-    found = [getattr(p, _ATTRIBUTE) for p in module.parameters() if is_excluded(p)]
+    found = [getattr(p, _ATTRIBUTE) for p in parameters_of(module) if is_excluded(p)]
     yield from {id(keeper): keeper for keeper in found}.values()
 
 

@@ -24,6 +24,7 @@ from hocket.sharding import as_local
 
 from ..mesh import World
 from ._deferred_parameter import DeferredValue, deferred_value
+from ._parameters import parameters_of
 from .memory import give_back
 
 _SMALL_NBYTES: Final = 2**16  # tensors below are made at once
@@ -421,7 +422,7 @@ class Deferred:
                 f"buffer {lost!r} is on the meta device, and nothing says what its numbers are: build the model with "
                 "hocket.deferred(build), which makes buffers at once, instead of under torch.device('meta')"
             )
-        return cls(model) if any(p.is_meta for p in model.parameters()) else None
+        return cls(model) if any(p.is_meta for p in parameters_of(model)) else None
 
     def align(self, world: World) -> None:
         """Have all ranks make rank 0's numbers; a collective operation.

@@ -10,6 +10,7 @@ import torch
 from hocket.comm import CollectiveTimeoutError, MemoryWindow, open_window
 
 from ...mesh import world as _world
+from ...state import parameters_of
 from . import register as _register
 from ._board import FAILED, LEFT, check_alive
 from ._flat import FlatParameters
@@ -59,7 +60,7 @@ class Hogwild(RelaxedTraining):
                 f"Hogwild weighs updates by the learning rate, and that of {type(optimizer).__name__} is not known to "
                 f"be proportional to it; use one of {', '.join(sorted(LINEAR))}"
             )
-        trained = [p for p in model.parameters() if p.requires_grad]
+        trained = [p for p in parameters_of(model) if p.requires_grad]
         if any(p.device.type != "cpu" for p in trained):
             raise ValueError("Hogwild shares parameters in the memory of a host: keep the model on the CPU")
         world = _world.join(group)

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ...mesh import world as _world
+from ...state import parameters_of
 from . import register as _register
 from ._flat import FlatParameters
 from ._session import RelaxedTraining
@@ -68,7 +69,7 @@ class LocalSGD(RelaxedTraining):
         self._every, self._after = every, after
         self._state = state
         self._outer_momentum, self._outer_rate = outer_momentum, outer_rate
-        self._flat = FlatParameters(p for p in model.parameters() if p.requires_grad)
+        self._flat = FlatParameters(p for p in parameters_of(model) if p.requires_grad)
         self._last = [flat.clone() for flat in self._flat.flats] if outer_momentum or outer_rate != 1.0 else []
         self._velocity = [torch.zeros_like(flat) for flat in self._last]
         self._since = 0

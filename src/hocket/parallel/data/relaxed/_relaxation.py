@@ -11,6 +11,7 @@ from hocket.planner import Synchronisation
 from ...batches import BatchPart, DistributedLoader, SharedLoader
 from ...batches import batch as _batch
 from ...mesh import World
+from ...state import parameters_of
 from ._hogwild import Hogwild
 from ._local import LocalSGD
 from ._stale import BoundedStaleness
@@ -78,7 +79,7 @@ class Relaxation:
             form.begin()
         loss = self._train([replace(part, total=max(1, samples)) for part in parts])()
         if self._reduction == "sum" and samples:
-            gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
+            gradients = [p.grad for p in parameters_of(self._model) if p.grad is not None]
             for gradient in gradients:
                 gradient.mul_(total / samples)
             loss = loss * (total / samples)

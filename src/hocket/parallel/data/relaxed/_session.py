@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 
 from ...mesh import World
-from ...state import broadcast_optimizer_state, broadcast_tensors, check_model
+from ...state import broadcast_optimizer_state, broadcast_tensors, check_model, parameters_of
 from ._progress import Progress
 
 
@@ -25,7 +25,7 @@ class RelaxedTraining(ABC):
         self._model, self._optimizer, self._world = model, optimizer, world
         if world.size > 1:
             check_model(model, world)
-            broadcast_tensors([*model.parameters(), *model.buffers()], world)
+            broadcast_tensors([*parameters_of(model), *model.buffers()], world)
             broadcast_optimizer_state(optimizer, world)
 
     def __enter__(self) -> Self:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from hocket.comm import CollectiveTimeoutError, open_window
 
 from ...mesh import world as _world
-from ...state import broadcast_tensors
+from ...state import broadcast_tensors, parameters_of
 from . import register as _register
 from ._board import FAILED, LEFT, UpdateBoard, check_alive
 from ._engine_board import EngineBoard
@@ -77,7 +77,7 @@ class BoundedStaleness(RelaxedTraining):
         world = _world.join(group)
         super().__init__(f"{rule}:{bound}", model, optimizer, world)
         self.timeout_s = timeout_s
-        self._flat = FlatParameters(p for p in model.parameters() if p.requires_grad)
+        self._flat = FlatParameters(p for p in parameters_of(model) if p.requires_grad)
         self._before = [torch.empty_like(flat) for flat in self._flat.flats]
         self._board: UpdateBoard | None = None
         self._begun = False
