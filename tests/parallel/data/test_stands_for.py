@@ -86,6 +86,25 @@ def test_a_trainer_begins_with_all_of_rank_0_s_parameters() -> None:
     assert one == other
 
 
+class Named(Tuned):
+    """Names its head alone."""
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        return self.head.named_parameters(*args, **kwargs)
+
+
+def distributed() -> float:
+    """Return the sum of a weight that the model does not name, on ranks that are seeded apart."""
+    model = Named(seed=torch.distributed.get_rank())
+    hocket.distribute(model, torch.optim.SGD(model.head.parameters(), 0.1))
+    return float(model.body.weight.detach().sum())
+
+
+def test_a_distributed_model_begins_with_all_of_rank_0_s_parameters() -> None:
+    one, other = run_ranks(distributed, 2, timeout_s=100)
+    assert one == other
+
+
 class Contrasts(nn.Module):
     """Has a `train` that gives a loss, as of the forward-forward algorithm."""
 

@@ -16,7 +16,7 @@ from hocket.comm import torch_adapter
 from ..batches import batch as _batch
 from ..batches import tensors_in
 from ..mesh import World, in_turn
-from ..state import broadcast_tensors, check_model, is_excluded, keepers
+from ..state import broadcast_tensors, check_model, is_excluded, keepers, named_parameters_of
 from ._batch_norm import SynchronisedBatchNorm
 from ._hooks import scale_gradients, watched_hooks
 from ._loop_observer import LoopObserver, look_away
@@ -103,7 +103,7 @@ class DataParallel(StandsForModule):
         self._made: set[int] = set()  # places in the graph of what the last forward pass gave
         self._latest: _batch.Note | None = None  # of the forward passes since the last back-propagation
         self._share = 1.0  # the weight by samples of the latest batch
-        replicated = {name: parameter for name, parameter in module.named_parameters() if not is_excluded(parameter)}
+        replicated = {name: parameter for name, parameter in named_parameters_of(module) if not is_excluded(parameter)}
         self._replicated = list(replicated.values())
         self._observer = LoopObserver(
             module,
