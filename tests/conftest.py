@@ -7,7 +7,7 @@ import time
 import pytest
 import pytest_timeout
 
-from .sampled import beyond_samples
+from .sampled import beyond_part, beyond_samples
 
 gc.disable()  # until all tests are collected: what is imported stays, and looking through it takes seconds
 os.environ.setdefault("HOCKET_CALIBRATION", "off")  # nothing is kept in the home of who runs the tests
@@ -20,6 +20,7 @@ _STARTING = {"run_ranks", "subprocess", "run", "fabric", "launch"}  # names in a
 
 def pytest_addoption(parser):
     parser.addoption("--golden-update", action="store_true", help="write what the golden transcripts' commands print")
+    parser.addoption("--long-part", default="1/1", help="of the long tests, only this part of so many, such as 2/3")
 
 
 def pytest_configure(config):
@@ -54,7 +55,7 @@ def hocket_forked():
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Leave cases beyond a sample to the long tests, and let files come first that take long.
 
     None is to begin when the rest is done: torch's own suite, then what starts processes, then the search for plans and
@@ -62,6 +63,10 @@ def pytest_collection_modifyitems(items):
     """
     for item in beyond_samples(items):
         item.add_marker("long")
+    if others := beyond_part(items, config.getoption("long_part")):
+        config.hook.pytest_deselected(items=others)
+        left_out = set(others)
+        items[:] = [item for item in items if item not in left_out]
     result = yield
 
     def place(item):
