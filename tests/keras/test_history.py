@@ -13,8 +13,8 @@ pytestmark = pytest.mark.timeout(300)  # two or three processes that load Keras 
 
 
 @pytest.fixture(scope="module")
-def plain() -> dict[str, Any]:
-    return cases.run_all(list(cases.CASES), False)
+def plain(asked: set[str]) -> dict[str, Any]:
+    return cases.run_all([name for name in cases.CASES if name in asked], False)
 
 
 ON_FOUR = [  # where it matters how many ranks there are, beyond two
@@ -29,8 +29,9 @@ ON_FOUR = [  # where it matters how many ranks there are, beyond two
 
 
 @pytest.fixture(scope="module")
-def two_ranks() -> list[dict[str, Any]]:
-    return run_ranks(cases.run_all, 2, [*cases.CASES, "shuffled_loader"], True, timeout_s=200)
+def two_ranks(asked: set[str]) -> list[dict[str, Any]]:
+    names = [name for name in cases.CASES if name in asked]
+    return run_ranks(cases.run_all, 2, [*names, "shuffled_loader"], True, timeout_s=200)
 
 
 @pytest.fixture(scope="module")

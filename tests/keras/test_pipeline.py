@@ -32,6 +32,7 @@ IN_TURNS = [  # by the other schedule
     "optimizers",
 ]
 WHOLE_BATCH = "convolution_with_batch_norm_and_dropout"
+APART = (WHOLE_BATCH, "files", "callbacks")  # which `in_pipelines` wraps otherwise
 
 
 def run_all(wrap: cases.Wrap, names: list[str]) -> dict[str, Any]:
@@ -55,38 +56,43 @@ def in_pipelines(stages: int, names: list[str], directory: str) -> dict[str, Any
     def in_turns(model: Any) -> Any:
         return hocket.keras.Model(model, pipeline=stages, micro_batches=MICRO_BATCHES, schedule="1f1b")
 
-    found = run_all(wrap, names)
+    cut = [name for name in names if name not in APART]
+    found = run_all(wrap, cut)
     turns = run_all(in_turns, [name for name in IN_TURNS if name in names])
     found |= {f"{name} in turns": result for name, result in turns.items()}
-    if stages == 2:
+    if WHOLE_BATCH in names:
         found[WHOLE_BATCH] = cases.CASES[WHOLE_BATCH](lambda model: hocket.keras.Model(model, pipeline=2))
-    if stages == 2:
+    if "files" in names:
         found["files"] = pipeline_cases.files(wrap, load, directory)
+    if "callbacks" in names:
         found["callbacks"] = pipeline_cases.callbacks(wrap, directory)
+    if stages == 2:
         found["own part"] = pipeline_cases.own_part(wrap)
     return found
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def plain(asked: set[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     import keras
 
-    found = run_all(lambda model: model, [*SHARED, *pipeline_cases.CASES, WHOLE_BATCH])
+    found = run_all(lambda model: model, sorted(asked - {"files", "callbacks"}))
     directory = str(tmp_path_factory.mktemp("plain"))
-    found["files"] = pipeline_cases.files(lambda model: model, keras.models.load_model, directory)
-    found["callbacks"] = pipeline_cases.callbacks(lambda model: model, directory)
+    if "files" in asked:
+        found["files"] = pipeline_cases.files(lambda model: model, keras.models.load_model, directory)
+    if "callbacks" in asked:
+        found["callbacks"] = pipeline_cases.callbacks(lambda model: model, directory)
     return found
 
 
 @pytest.fixture(scope="module")
-def two_stages(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    names = [*SHARED, *pipeline_cases.CASES]
+def two_stages(asked: set[str], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    names = [name for name in (*SHARED, *pipeline_cases.CASES, *APART) if name in asked]
     return run_ranks(in_pipelines, 2, 2, names, str(tmp_path_factory.mktemp("two")), timeout_s=200)
 
 
 @pytest.fixture(scope="module")
 def two_pipelines(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks(in_pipelines, 4, 2, ON_FOUR, str(tmp_path_factory.mktemp("four")), timeout_s=200)
+    return run_ranks(in_pipelines, 4, 2, [*ON_FOUR, *APART], str(tmp_path_factory.mktemp("four")), timeout_s=200)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +109,7 @@ def test_two_stages_give_what_plain_keras_gives(
     check(plain[name], [result[name] for result in two_stages])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", IN_TURNS)
 def test_forwards_and_backwards_in_turns_give_what_plain_keras_gives(
     plain: dict[str, Any], two_stages: list[dict[str, Any]], name: str
@@ -111,13 +118,14 @@ def test_forwards_and_backwards_in_turns_give_what_plain_keras_gives(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [("losses_of_layers_and_weights", "two_pipelines"), ("values_that_skip_stages", "three_stages")],
+)
 def test_turns_of_two_pipelines_and_of_three_stages_give_it_too(
-    plain: dict[str, Any], two_pipelines: list[dict[str, Any]], three_stages: list[dict[str, Any]]
+    plain: dict[str, Any], name: str, ranks: str, request: pytest.FixtureRequest
 ) -> None:
-    name = "losses_of_layers_and_weights"
-    check(plain[name], [result[f"{name} in turns"] for result in two_pipelines])
-    name = "values_that_skip_stages"
-    check(plain[name], [result[f"{name} in turns"] for result in three_stages])
+    check(plain[name], [result[f"{name} in turns"] for result in request.getfixturevalue(ranks)])
 
 
 @pytest.mark.long

@@ -164,6 +164,7 @@ def test_a_lock_of_another_host_is_waited_for(tmp_path: Path, monkeypatch: pytes
         host.ended()
 
 
+@pytest.mark.long
 def test_hosts_without_a_shared_disk_send_what_they_kept(hocket: Any, script: Any, tmp_path: Path) -> None:
     shared, other, ssh = tmp_path / "runs", tmp_path / "runs of b", tmp_path / "ssh"
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], check=False).returncode != 0:

@@ -107,6 +107,7 @@ def test_a_launcher_may_open_what_its_ranks_need_or_says_so_before_any_starts(
     assert given == ([] if raised is None else [raised])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("command", ["hocket", "rank"])
 def test_a_missing_proc_is_named(command: str, script: Any, tmp_path: Path) -> None:
     """As in a chroot: the launcher blamed TMPDIR, and ranks of other launchers ended in a bare FileNotFoundError."""

@@ -82,6 +82,7 @@ def test_a_host_whose_name_is_of_loopback_is_reached_at_an_address_that_others_h
     assert _own_address() == own
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("networks", "master", "own"),
     [(1, "node0", "10.9.0.1"), (2, "node0", "None"), (1, "127.0.0.1", "None"), (0, "node0", "None")],

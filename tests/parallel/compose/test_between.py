@@ -168,6 +168,7 @@ def every_rescaling() -> list[Any]:
     return [trained(change, Plan()) for change in WRONG + RIGHT] + [trained(by_numpy, Plan(shard="parameters"))]
 
 
+@pytest.mark.long
 def test_what_numpy_normalises_by_the_part_is_told_of() -> None:
     """Operators of numpy are not followed: it was silent, and 8% off. What one process does, too, is right."""
     expected = [trained(change, Plan()) for change in RIGHT]

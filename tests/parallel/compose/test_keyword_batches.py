@@ -96,6 +96,7 @@ def train_all() -> list[list[float]]:
     return [train(plan, own) for plan in PLANS for own in (True, False)]
 
 
+@pytest.mark.long
 def test_every_plan_passes_a_batch_as_keywords_and_takes_the_models_own_loss() -> None:
     model = made()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -14,6 +14,8 @@ import hocket
 from hocket.planner import Plan
 from hocket.testing import run_ranks
 
+from ...asked import asked
+
 Sample = tuple[Tensor, Tensor]
 
 LENGTHS = {
@@ -150,12 +152,8 @@ def steps(case: Any, how: str) -> tuple[list[float], str]:
     return losses, ""
 
 
-def run_all() -> dict[tuple[str, str], tuple[list[float], str]]:
-    return {(name, how): steps(case, how) for name, case in _cases() for how in _ways(case)}
-
-
-def _cases() -> list[tuple[str, Any]]:
-    return [*CASES.items(), *RIGHT.items()]
+def run_all(cases: list[tuple[str, str]]) -> dict[tuple[str, str], tuple[list[float], str]]:
+    return {(name, how): steps({**CASES, **RIGHT}[name], how) for name, how in cases}
 
 
 def _ways(case: Any) -> list[str]:
@@ -163,8 +161,8 @@ def _ways(case: Any) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def found() -> Any:
-    return run_ranks(run_all, 2, timeout_s=120)
+def found(request: pytest.FixtureRequest) -> Any:
+    return run_ranks(run_all, 2, asked(request, "name", "how"), timeout_s=120)
 
 
 @pytest.mark.long
@@ -175,6 +173,7 @@ def test_padding_that_changes_losses_is_refused_when_it_comes(found: Any, name: 
         assert len(losses) < 4
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "how"), [(name, how) for name, case in RIGHT.items() for how in _ways(case)])
 def test_padding_that_changes_nothing_is_exact(found: Any, name: str, how: str) -> None:
     expected, _ = steps(RIGHT[name], "alone")

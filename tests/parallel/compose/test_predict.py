@@ -148,6 +148,7 @@ def written_by_gpt2(staged: bool) -> tuple[list[int], list[str]]:
     return tokens.flatten().tolist(), said
 
 
+@pytest.mark.long
 def test_what_transformers_generates_in_a_pipeline_is_what_one_process_does_and_a_cache_is_refused() -> None:
     pytest.importorskip("transformers")
     tokens, _ = written_by_gpt2(False)

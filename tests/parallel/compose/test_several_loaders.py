@@ -79,7 +79,7 @@ def all_cases() -> list[list[float]]:
     return [trained(way, second) for way, second in CASES if (way, second) != ("joined", (58, 12))]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_the_weights_are_those_of_one_process(ranks: int) -> None:
     for found in run_ranks(all_cases, ranks, timeout_s=200):
         cases = (case for case in CASES if case != ("joined", (58, 12)))
@@ -248,6 +248,7 @@ def refused(path: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.long
 def test_they_go_on_where_a_run_was_ended(tmp_path: Path) -> None:
     whole = run_ranks(resumed, 2, str(tmp_path / "whole"), 0, timeout_s=100)[0]
     path = str(tmp_path / "checkpoint")

@@ -58,6 +58,7 @@ def test_sharded_forms_lose_what_one_process_loses_with_gradients_clipped(n: int
     check(run_ranks(trainer_programs.train_all, n, wanted, timeout_s=110), wanted)
 
 
+@pytest.mark.long
 def test_accumulation_and_recomputation_change_nothing_but_memory() -> None:
     wanted = [("mlp", "adam", Plan(shard=s, accumulate=3, recompute=True, bucket_bytes=300)) for s in SHARDS]
     check(run_ranks(trainer_programs.train_all, 4, wanted, timeout_s=110), wanted)

@@ -50,6 +50,7 @@ def test_every_method_learns_and_leaves_the_same_weights_on_every_rank(shard: st
         assert sum(losses[-3:]) / 3 < (0.7 if method == "terngrad" else sum(plain[-3:]) / 3 + 0.15), method
 
 
+@pytest.mark.long
 def test_the_report_says_what_was_saved_what_it_cost_and_whether_it_pays() -> None:
     first = runs("none", 2)[0]
     assert first[0]["report"]["compression"] is None
