@@ -27,7 +27,7 @@ def test_shared_memory_inside_hosts_is_told_from_the_wire_between_them() -> None
     assert 0 < share <= 1
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("layout", [[0, 0, 1], [0, 1, 0, 1], [0, 0], [0, 1]])
 def test_ranks_that_lie_in_no_blocks_of_hosts_are_a_ring_of_equals(layout: list[int]) -> None:
     network, _ = run(layout, _measured)[0]

@@ -95,6 +95,7 @@ def test_a_simulation_that_memory_cannot_hold_is_one_clear_error(
     assert "there is not enough memory for it; ask for less" in err
 
 
+@pytest.mark.long
 def test_collectives_of_hosts_with_several_devices_are_simulated_in_two_levels(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -160,6 +161,7 @@ def test_simulate_pipeline_has_the_published_idle_share(capsys: pytest.CaptureFi
     assert json.loads(out)["idle_share"] == pytest.approx(3 / 7, rel=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_probe_measures_this_machine_and_describes_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, forked_world: None

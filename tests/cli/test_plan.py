@@ -77,6 +77,7 @@ def test_what_is_not_known_and_what_was_given_are_among_the_assumptions(capsys: 
     assert "memory of each" not in {row["what"] for row in large["assumptions"]}  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_a_narrow_terminal_gets_narrow_lines(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("plan", "gpt-1.7b", "-n", "8", "--cluster", "selene-like", "--batch", "32")
     monkeypatch.setenv("COLUMNS", "90")
@@ -246,6 +247,7 @@ def test_a_model_that_cannot_train_is_one_error(capsys: Captured, tmp_path: Path
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_long_sequences_and_the_workload_s_own_precision_are_planned(capsys: Captured) -> None:
     words = ("plan", "llama-3-8b:sequence=131072", "-n", "16", "--cluster", "h100-like", "--precision", "bfloat16")
     chosen = run_json(capsys, *words)["chosen"]
@@ -614,6 +616,7 @@ def test_two_traces_a_plan_and_a_trace_and_two_plans_compare(capsys: Captured, t
             assert f"{str(empty)!r} holds nothing that takes time" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_float8_is_planned_and_predicted_and_said_to_be_no_more(capsys: Captured, tmp_path: Path) -> None:
     where, out = ("--cluster", "h100-like", "--precision", "fp8"), tmp_path / "plan.toml"
     words = ("llama-3-8b:eager=1", "-n", "8", *where, "--constant", "fused_share=0.6")

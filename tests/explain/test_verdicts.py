@@ -293,6 +293,7 @@ def test_all_ranks_data_is_told_beside_that_of_one_which_is_a_little_later(
     ]
 
 
+@pytest.mark.long
 def test_what_a_trainer_saves_and_evaluates_is_no_computation(tmp_path: Path) -> None:
     env = {"HOCKET_RECORD": str(tmp_path / "record")}
     run_ranks(fault_programs.save_and_evaluate, 2, str(tmp_path), env=env, timeout_s=deadline(90))

@@ -220,6 +220,7 @@ def test_fabrics_beside_each_other_do_not_meet(up: Up) -> None:
         up("star:hosts=2", name=one.name)
 
 
+@pytest.mark.long
 def test_a_fabric_inside_a_fabric_s_host(up: Up) -> None:
     fabric = up("star:hosts=2,bandwidth=80Mbit/s", name="outer")
     code = """

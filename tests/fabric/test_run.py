@@ -77,6 +77,7 @@ dist.destroy_process_group()
     assert fabrics() == []
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_a_killed_launcher_takes_its_fabric_and_its_ranks_with_it(
@@ -155,6 +156,7 @@ def test_what_the_kernel_refuses_is_no_bad_input_whoever_asks(temporary: Path, t
         assert hocket(*words).returncode == 2
 
 
+@pytest.mark.long
 def test_bad_input_is_refused_and_makes_nothing(temporary: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("")

@@ -103,6 +103,7 @@ def test_what_comes_once_the_ranks_have_ended_changes_no_status(script: Any, num
     assert (ran.returncode, ran.stdout) == (3 if ends else 0, "concluded\n"), ran.stderr
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_launcher_that_waits_for_other_hosts_says_what_ended_it(

@@ -324,6 +324,7 @@ def test_an_excepthook_of_the_user_s_is_called(launched: Any, script: Any) -> No
     assert ran.result.failures[0].error == "ValueError"
 
 
+@pytest.mark.long
 def test_a_traceback_is_shown_once_also_where_a_group_has_set_a_hook_over_python_s(launched: Any, script: Any) -> None:
     source = """
     import sys, torch.distributed as dist

@@ -116,6 +116,7 @@ def test_what_is_wrong_on_one_host_is_named(fabric: Fabric, tmp_path: Path, what
     assert ran.returncode == status
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fabric", [20], indirect=True)
 def test_a_link_at_a_tenth_of_its_rate_is_named(fabric: Fabric, tmp_path: Path) -> None:
     ran = doctor(fabric, tmp_path, "link")

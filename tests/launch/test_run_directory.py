@@ -134,6 +134,7 @@ exec sh -c "$*"
 """
 
 
+@pytest.mark.long
 def test_a_directory_in_which_another_run_has_not_ended_is_not_taken(
     hocket: Any, script: Any, tmp_path: Path, wait_until: Any
 ) -> None:

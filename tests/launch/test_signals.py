@@ -188,6 +188,7 @@ def test_ranks_end_with_a_launcher_whose_warden_was_killed_too(job: Any, running
     clean()  # what they had started themselves
 
 
+@pytest.mark.long
 def test_clean_removes_what_a_crash_has_left(job: Any, running: Any, temporary: Path) -> None:
     process = job(stubborn=True)
     (directory,) = temporary.iterdir()
@@ -207,6 +208,7 @@ def test_clean_removes_what_a_crash_has_left(job: Any, running: Any, temporary: 
     assert name not in clean()
 
 
+@pytest.mark.long
 def test_the_next_launch_removes_what_a_crash_has_left(
     job: Any, launched: Any, script: Any, running: Any, temporary: Path, wait_until: Any
 ) -> None:

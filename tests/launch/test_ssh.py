@@ -426,9 +426,10 @@ def _end(what: str, site: Site, process: "subprocess.Popen[str]", ranks: dict[in
     return lambda: None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "what",
-    ["launcher", *(pytest.param(one, marks=pytest.mark.long) for one in ("SIGINT", "rank", "connection", "cable"))],
+    ["launcher", "SIGINT", "rank", "connection", "cable"],
 )
 def test_whatever_ends_a_job_nothing_is_left_on_any_host(what: str, site: Site, script: Any, tmp_path: Path) -> None:
     process = site.start("--shutdown-timeout", "2", "--lost-after", "5", script(textwrap.dedent(SLEEP)))

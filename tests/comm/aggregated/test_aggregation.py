@@ -101,6 +101,7 @@ def _stats():
     return stats
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", [[0, 1, 2], [0, 0, 1, 1]], ids=["one rank a host", "two hosts of two"])
 def test_random_programs_agree_with_numpy(aggregator, layout):
@@ -162,6 +163,7 @@ def _in_tree(addresses, order, *args):
     return on_hosts(range(9), *args)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("order", [[0, 0, 1], [0, 1, 0]], ids=["in order", "in turn"])
 def test_leaves_with_a_parent_serve_their_ranks_in_any_order(tmp_path, order):
@@ -189,6 +191,7 @@ def _long_and_short():
     return _stats().served
 
 
+@pytest.mark.long
 def test_two_aggregators_share_long_messages_and_take_turns_with_short_ones(tmp_path):
     with _started(tmp_path / "one") as one, _started(tmp_path / "two") as two:
         environment = one.environment(HOCKET_AGGREGATOR=f"{one.address},{two.address}")
@@ -458,6 +461,7 @@ def test_ranks_that_disagree_all_hear_it_and_the_group_goes_on(aggregator):
     assert run([0, 1, 2], _mismatch, env=aggregator.environment()) == [3.0] * 3
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", [[0, 1, 2], [0, 0, 1, 1]], ids=["three hosts", "two hosts of two"])
 def test_every_mismatch_is_an_error_on_all_ranks_and_the_group_stays_usable(aggregator, layout):

@@ -35,6 +35,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])

@@ -52,6 +52,7 @@ def _settle(item):
     check()
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=[pytest.mark.long] if seed > 3 else []) for seed in range(20)]

@@ -72,6 +72,7 @@ def _hooks() -> list[list[float]]:
     return found
 
 
+@pytest.mark.long
 def test_hooks_whose_callbacks_post_operations_train_as_on_gloo() -> None:
     for mine, other in zip(run_ranks(_hooks, 2), run_ranks(_hooks, 2, backend="gloo"), strict=True):
         for ours, theirs in zip(mine, other, strict=True):
@@ -123,6 +124,7 @@ def _hybrid() -> list[float]:
     return _train(model, 3)
 
 
+@pytest.mark.long
 def test_hybrid_sharding_on_a_mesh_trains_as_on_gloo() -> None:
     for mine, other in zip(run_ranks(_hybrid, 4), run_ranks(_hybrid, 4, backend="gloo"), strict=True):
         assert mine == pytest.approx(other, rel=1e-5)

@@ -9,6 +9,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -64,6 +65,7 @@ def messages(seed: int, pattern: torch.Tensor) -> bool:
     return right
 
 
+@pytest.mark.long
 def test_random_messages_in_both_directions_arrive_as_they_were_sent() -> None:
     assert run_ranks(both_ways, 2, 6) == [[True] * 6] * 2
 

@@ -135,7 +135,7 @@ def trained(n: int) -> list[dict[str, list[list[programs.Part]]]]:
 
 
 @pytest.mark.parametrize("name", programs.LOADERS)
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_same_samples_and_noise_for_any_number_of_ranks(n: int, name: str) -> None:
     (alone,), ranks = trained(1), trained(n)
     assert len({str(epoch) for epoch in alone[name]}) > 1 or "order" in name or name == "list of batches"
@@ -509,6 +509,7 @@ def _own_data() -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_data_of_a_rank_s_own_is_refused() -> None:
     """Also where the ranks' samplers give the same indices; but not what draws random numbers by itself."""
     for found in run_ranks(_own_data, 2):

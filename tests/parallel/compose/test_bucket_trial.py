@@ -58,6 +58,7 @@ def without_and_with() -> list[tuple[list[float], dict[str, object] | None]]:
     return [losses(automatic) for automatic in (False, True)]
 
 
+@pytest.mark.long
 def test_losses_do_not_depend_on_the_trial() -> None:
     plain, trial = zip(*run_ranks(without_and_with, 2), strict=True)
     assert plain[0][1] is None

@@ -71,6 +71,7 @@ def losses(plan: Plan) -> list[float]:
     return [float(trainer.step((x, 2 * x))) for _ in range(3)]
 
 
+@pytest.mark.long
 def test_a_stage_without_sharded_blocks_compares_with_the_others() -> None:
     plan = Plan(shard="parameters", pipeline_parallel_degree=2, micro_batches=2, split=("layers.0",), clip_norm=0.1)
     for rank in run_ranks(losses, 4, plan):

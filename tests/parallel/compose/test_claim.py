@@ -192,6 +192,7 @@ def each(name: str) -> dict[str, Any]:
     return {**found, "whole": said(two_optimizers, PLANS[name], "Adafactor")}
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", PLANS)
 def test_what_others_train_counts_or_is_refused(name: str) -> None:

@@ -45,6 +45,7 @@ rank 1
 """
 
 
+@pytest.mark.long
 def test_an_order_by_hand_loses_what_one_process_loses(tmp_path: Path) -> None:
     path = tmp_path / "by-hand.txt"
     path.write_text(BY_HAND)
@@ -118,6 +119,7 @@ def magnified(plan: Plan) -> list[float]:
     return [float(trainer.step((x, y))) for _ in range(4)]
 
 
+@pytest.mark.long
 def test_sharded_blocks_hand_each_other_tensors_that_are_divided() -> None:
     expected = magnified(Plan())
     for found in run_ranks(magnified, 4, Plan(shard="parameters", tensor_parallel_degree=2), timeout_s=110):

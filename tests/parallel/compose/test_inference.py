@@ -35,6 +35,7 @@ def under_plans() -> list[list[float]]:
     return [used(Plan(**plan)) for plan in PLANS]
 
 
+@pytest.mark.long
 def test_inference_between_steps_leaves_nothing_that_training_could_not_use() -> None:
     plain = used(Plan())
     for rank in run_ranks(under_plans, 2, timeout_s=120):

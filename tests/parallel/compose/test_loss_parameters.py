@@ -34,6 +34,7 @@ def outcomes(plans: list[Plan]) -> list[list[float] | str]:
     return found
 
 
+@pytest.mark.long
 def test_it_is_right_where_parameters_are_whole_and_refused_where_they_are_divided() -> None:
     (expected,) = outcomes([Plan()])
     for rank in run_ranks(outcomes, 2, [*WHOLE, *DIVIDING]):
@@ -108,6 +109,7 @@ def with_numbers(plan: Plan, layer: int, how: str) -> list[float] | str:
         return str(error)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ["attribute", "hook", "metric"])
 def test_a_number_that_another_rank_s_layer_has_kept_is_no_part_of_a_loss_or_metric(how: str) -> None:
@@ -148,6 +150,7 @@ def with_attributes(plan: Plan, name: str) -> list[float] | str:
         return str(error)
 
 
+@pytest.mark.long
 def test_a_tensor_that_a_forward_keeps_in_an_attribute_is_no_part_of_a_loss_in_a_pipeline() -> None:
     """The loss was computed with what the attribute had before the first forward, in silence."""
     plan = Plan(pipeline_parallel_degree=2, micro_batches=1)
@@ -182,6 +185,7 @@ def judged(plan: Plan) -> str | list[float]:
     return losses if plan == Plan() and "model.requires_grad_(False)" in str(caught.value) else str(caught.value)
 
 
+@pytest.mark.long
 def test_a_loss_that_calls_another_model_that_is_divided_is_refused_at_once() -> None:
     for said in run_ranks(judged, 2, Plan(pipeline_parallel_degree=2), timeout_s=60):
         assert "a loss or metric calls a model that is in a pipeline" in said

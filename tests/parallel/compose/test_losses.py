@@ -48,6 +48,7 @@ def test_losses_are_those_of_one_process_or_refused() -> None:
     judge(run_ranks(loss_programs.train_all, 2, cases, timeout_s=110), cases)
 
 
+@pytest.mark.long
 def test_several_batches_are_evaluated_before_the_first_step() -> None:
     """Stages have to agree whether outputs carry a graph, and the last one alone sees what tells."""
     cases = [(name, plan) for plan in ("pipeline", "whole pipeline") for name in ("tokens", "told", "pair", "inside")]
@@ -329,6 +330,7 @@ def _number(batch: Any) -> torch.Tensor:
     return batch[1].sum()
 
 
+@pytest.mark.long
 def test_parts_without_objects_weigh_what_they_do_in_one_process() -> None:
     """Their sum is not 0, and divided by 1 (RetinaNet, FCOS); or refused where nothing shows that there are none."""
     losses = _objects_detected("plain")

@@ -399,6 +399,7 @@ def _regrouped(way: str) -> dict[str, tuple[list[float], list[float]] | str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("way", ["moved", "taken out"])
 def test_parameters_that_change_groups_train_as_in_one_process_or_are_refused(way: str) -> None:

@@ -138,6 +138,7 @@ def nested(plans: list[Plan]) -> list[list[float]]:
     return found
 
 
+@pytest.mark.long
 def test_gradients_of_nested_back_propagations_are_reduced_once() -> None:
     plans = [Plan(shard=shard, accumulate=parts) for shard in ("none", "optimizer", "gradients") for parts in (1, 2)]
     (expected,) = nested([Plan()])
@@ -146,6 +147,7 @@ def test_gradients_of_nested_back_propagations_are_reduced_once() -> None:
             assert losses == pytest.approx(expected, rel=1e-11), plan
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.BatchNorm1d, Codebook])
 def test_a_compiled_model_computes_its_blocks_again(norm: Any) -> None:

@@ -451,6 +451,7 @@ def _own_batches(path: str, count: str, stop_before: int | None, saves: bool = T
     return losses, [str(one.message) for one in told if "resume: extra" in str(one.message)]
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("count", "saves"), [("of the Trainer", True), ("made", True), ("of the loop", False)])
 def test_a_loop_over_its_own_batches_goes_on_with_the_step_before_which_it_was_told(

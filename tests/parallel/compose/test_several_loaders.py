@@ -271,6 +271,7 @@ raise ValueError("an error of the program")
 """
 
 
+@pytest.mark.long
 def test_an_iterator_that_a_program_keeps_ends_without_a_word(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(_LEFT_OPEN)
     command = [sys.executable, "-m", "hocket", "run", "-n", "1", "--no-run-dir", str(tmp_path / "program.py")]

@@ -83,6 +83,7 @@ def looped(layout: str) -> list[float]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_plans_and_checkpoints_keep_sparse_buffers(layout: str, tmp_path: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import pytest
 import torch
 from torch import nn
 
@@ -114,6 +115,7 @@ def staged() -> list[tuple[str, int]]:
     return [(event["kind"], event["nbytes"]) for event in recorder.events()[1:] if "nbytes" in event]
 
 
+@pytest.mark.long
 def test_stages_gather_the_blocks_of_the_model_and_not_their_layers() -> None:
     block = 2 * (WIDTH * WIDTH + WIDTH) * 4
     for events in run_ranks(staged, 4):

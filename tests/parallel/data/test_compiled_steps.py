@@ -55,6 +55,7 @@ def all_ways() -> list[tuple[list[float], list[list[float]]]]:
     return [trained(way) for way in WAYS]
 
 
+@pytest.mark.long
 def test_a_step_or_an_update_that_is_compiled_as_a_whole_is_that_of_one_process() -> None:
     plain = trained("none")
     for rank in run_ranks(all_ways, 2, timeout_s=200):

@@ -437,6 +437,7 @@ def of_other_blocks() -> list[str]:
     return said
 
 
+@pytest.mark.long
 def test_experts_that_some_ranks_do_not_use_are_trained_as_by_one_process() -> None:
     expected = of_experts(None)
     for rank in run_ranks(of_experts_by_plan, 2):

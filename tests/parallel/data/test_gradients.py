@@ -14,7 +14,7 @@ from .. import gradient_programs as programs
 
 # Ranks may be added in another order than Gloo adds them: a few units in the last place of the type.
 TOLERANCE = {"float64": 1e-13, "bfloat16": 2e-2, "float16": 2e-3, "mixed_types": 2e-2, "autocast_and_scaler": 2e-2}
-WORLDS = [("hocket", 2), ("hocket", 3), ("gloo", 2)]
+WORLDS = [("hocket", 2), *(pytest.param(*world, marks=pytest.mark.long) for world in (("hocket", 3), ("gloo", 2)))]
 
 
 @functools.cache

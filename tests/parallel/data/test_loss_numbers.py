@@ -149,6 +149,7 @@ def silent() -> list[list[str]]:
     return [*map(run, steps), run(masked, loss_weight=counted)]
 
 
+@pytest.mark.long
 def test_numbers_of_a_ranks_own_samples_are_told() -> None:
     first, second = run_ranks(told, 2, timeout_s=100)
     for said, other, words in zip(first, second, [FACTOR] * 6 + [NUMBER] * 2, strict=True):

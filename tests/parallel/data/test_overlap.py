@@ -67,6 +67,7 @@ def steps(accumulate: int) -> tuple[list[tuple[float, float]], list[dict[str, An
     return times, events, weights
 
 
+@pytest.mark.long
 def test_the_next_block_is_gathered_while_one_is_computed() -> None:
     for times, events, _ in host_world.run(range(2), steps, 1):
         gathers = [event for event in events if event["kind"] == "all_gather"][:BLOCKS]

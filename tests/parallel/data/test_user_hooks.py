@@ -97,6 +97,7 @@ def side_by_side() -> list[Any]:
     return [trained(register, ours=True, late=late, keep=keep) for register, late, keep in PROGRAMS]
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_as_on_one_device(ranks: int) -> None:

@@ -19,7 +19,7 @@ def results(n: int) -> list[dict[str, programs.Result]]:
 
 
 @pytest.mark.parametrize("name", programs.EQUAL)
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_as_on_one_rank(n: int, name: str) -> None:
     (alone,) = results(1)
     for rank in results(n):
@@ -48,6 +48,7 @@ def test_a_loss_without_forward_must_be_of_the_only_batch() -> None:
         run_ranks(programs.two_batches_at_once_without_forward, 2)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("inside", ["model", "loss"])
 def test_what_a_compiled_loss_counts_must_be_told(inside: str) -> None:

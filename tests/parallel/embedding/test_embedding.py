@@ -40,6 +40,7 @@ def test_sums_and_several_passes_give_the_gradients_of_one_process() -> None:
                 np.testing.assert_allclose(gradient, theirs[name], rtol=1e-9, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_the_recommender_learns_as_on_one_process(ranks: int) -> None:

@@ -1,12 +1,9 @@
 """Hosts whose copies of a program differ, or their versions, are told of once; nothing is said of what is alike."""
 
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-from hocket.testing import deadline
 
 SOURCE = """
 import os, sys
@@ -29,7 +26,7 @@ hocket.distribute(torch.nn.Linear(2, 1), None, None)
 
 
 @pytest.mark.parametrize("kind", ["other", "alike"])
-def test_hosts_with_other_copies_of_a_program_are_told_of_once(kind: str, tmp_path: Path) -> None:
+def test_hosts_with_other_copies_of_a_program_are_told_of_once(kind: str, hocket_forked: Any, tmp_path: Path) -> None:
     """An edited `forward` or loss function on one host was trained together with the former one, in silence."""
     for rank in (0, 1):
         (tmp_path / str(rank)).mkdir()
@@ -37,8 +34,7 @@ def test_hosts_with_other_copies_of_a_program_are_told_of_once(kind: str, tmp_pa
     (tmp_path / "0" / "plots.py").write_text("")
     script = tmp_path / "train.py"
     script.write_text(SOURCE)
-    command = [sys.executable, "-m", "hocket", "run", "-n", "2", "--no-run-dir", str(script), kind]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=deadline(90), check=False, cwd=tmp_path)
+    ran = hocket_forked("run", "-n", "2", "--no-run-dir", str(script), kind, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     files, versions = "helper.py: rank 1 has loaded other contents than rank 0", "rank 1 has torch 2.0.1, and rank 0"
     said = 1 if kind == "other" else 0

@@ -27,6 +27,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("n", "cases"),
@@ -139,6 +140,7 @@ def kept(priority: bool) -> list[list[float]]:
     return found
 
 
+@pytest.mark.long
 def test_batches_that_are_kept_and_used_later_count_as_they_did() -> None:
     for priority in (False, True):
         for used, later in run_ranks(kept, 2, priority, timeout_s=60):
@@ -269,6 +271,7 @@ def written_all() -> dict[str, str]:
     return {how: written(how) for how in WRITTEN}
 
 
+@pytest.mark.long
 def test_what_is_written_before_an_update_that_is_due_is_refused() -> None:
     for told in run_ranks(written_all, 2, timeout_s=60):
         for how, what in WRITTEN.items():

@@ -119,6 +119,7 @@ def check_clocks(paces: list[Pace], resting: list[bool], bound: int) -> None:
         assert max(clocks) - min(clocks) <= bound + 1
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(
     rule=st.sampled_from(["stale", "ssp"]),

@@ -59,6 +59,7 @@ def test_asynchronous_workers_converge_within_their_bound_and_end_alike(backend:
             assert sum(case["staleness_of_all"].values()) == 3 * 2 * steps
 
 
+@pytest.mark.long
 @pytest.mark.flaky(reruns=2)  # it measures, on a machine that may be busy
 def test_a_worker_ten_times_as_slow_does_not_stall_the_others_where_the_bound_allows() -> None:
     """Rank 0 sleeps 60 ms a step, the others 6 ms, longer on a busy machine; one after the other in the same run."""

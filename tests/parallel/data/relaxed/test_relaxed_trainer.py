@@ -70,6 +70,7 @@ def test_what_cannot_be_combined_is_refused_with_the_remedy() -> None:
     assert "leave sync_batch_norm out" in batch_norm
 
 
+@pytest.mark.long
 def test_one_process_trains_as_if_nothing_were_relaxed() -> None:
     losses = one_process("mlp")
     for word in WORDS:

@@ -86,6 +86,7 @@ def wires(gbits: float) -> Network:
     return Network.of(cluster.load(f"star:hosts=2,bandwidth={gbits}Gbit/s,latency=1us"))
 
 
+@pytest.mark.long
 def test_one_sample_is_shared_where_the_network_allows_it() -> None:
     model = nn.Sequential(*(nn.Conv3d(8, 8, 3, padding=1) for _ in range(3)))
     found = capture(model, torch.rand(1, 8, 32, 32, 32), degrees=(2,), dry_runs=DRY_RUNS, optimizer="sgd")

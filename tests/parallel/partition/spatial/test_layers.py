@@ -138,6 +138,7 @@ def drawn(strategy: st.SearchStrategy[Case], count: int) -> list[Case]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 4))])
 def test_random_layers_are_those_of_one_process(ranks: int) -> None:

@@ -126,6 +126,7 @@ def outcomes(whats: tuple[str, ...], divide: bool) -> list[Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_users_code_sees_whole_tensors(ranks: int) -> None:
     expected = outcomes(WHATS, divide=False)

@@ -30,6 +30,7 @@ def runs(spatial: int) -> list[tuple[str, Plan, str]]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("ranks", "spatial"), [(2, 2), *(pytest.param(*one, marks=pytest.mark.long) for one in ((3, 3), (4, 2)))]
@@ -52,6 +53,7 @@ def test_training_on_slabs_is_that_of_one_process(ranks: int, spatial: int) -> N
     assert "flatten" in " ".join(found[0][3]["report"]["notes"])
 
 
+@pytest.mark.long
 def test_parts_of_a_batch_are_weighted_by_the_labels_that_count_on_all_slabs() -> None:
     expected = models.train_on_labels(Plan())
     plan = Plan(spatial_parallel_degree=2, accumulate=2)

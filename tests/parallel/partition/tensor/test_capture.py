@@ -19,6 +19,7 @@ def found(ranks: int) -> list[dict[str, dict[str, Any]]]:
     return run_ranks(programs.user_models_and_small_ones, ranks)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", WORLDS)
 def test_parameters_gradients_state_and_exchanges_are_those_of_the_divided_model(ranks: int) -> None:
@@ -47,6 +48,7 @@ def test_the_share_that_is_divided_is_the_planner_s_and_that_of_the_parameters_h
         assert abs(one["held"] - held) < 1e-3, name
 
 
+@pytest.mark.long
 def test_a_divided_sequence_is_foretold_too() -> None:
     for found in run_ranks(programs.in_sequence, 2):
         assert found["gpt"]["changed"]
