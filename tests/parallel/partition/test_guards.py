@@ -42,11 +42,6 @@ def tensor(count: int) -> Counter[str]:
     return check(ranks[0], programs)
 
 
-@pytest.mark.long
-def test_programs_over_two_ranks_are_equal_or_refused() -> None:
-    assert tensor(15)["equal"] >= 12
-
-
 def test_what_is_rare_is_equal_or_refused_with_the_line() -> None:
     ranks = run_ranks(guards.reaching, 2, timeout_s=90)
     assert ranks[0] == ranks[1]
