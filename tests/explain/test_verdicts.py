@@ -241,6 +241,9 @@ def test_nothing_stands_out_is_said_of_what_was_looked_at(
             (),
             "every 20th step takes 4.9 times as long as the others: all ranks compute",
         ),
+        ((1,), slice(2, 5), (1,), "steps 3 to 5 take 4.9 times as long as the others: rank 1 of 3 (host a) "),
+        ((1,), slice(30, 32), (1,), "steps 31, 32 take 4.9 times as long as the others: rank 1 of 3 (host a) "),
+        ((1,), slice(40, 57, 8), (1,), "steps 41, 49, 57 take 4.9 times as long as the others: rank 1 of 3 (hos"),
     ],
 )
 def test_a_few_slow_steps_are_told_and_nothing_else(
@@ -254,6 +257,7 @@ def test_a_few_slow_steps_are_told_and_nothing_else(
     (told,) = explain(tmp_path).verdicts
     assert (told.kind, told.ranks) == ("slow steps", ranks)
     assert told.sentence.startswith(which)
+    assert told.next_step.startswith("as a rule it comes once") == (steps.start == 2), "the first of all"
     more_s = 0.08 * len(range(60)[steps])
     assert told.gain == pytest.approx(more_s / (0.02 * 58 + more_s), rel=0.1)
     parts = parts_of(read_run(tmp_path))

@@ -8,7 +8,7 @@ import numpy as np
 from hocket.profile import GARBAGE, OPERATION, SAMPLE, STEP, WAIT, RankRun, RunRecord
 
 Array = np.ndarray[Any, Any]
-_WARM_UP = 2  # steps that set up kernels, buffers and the optimizer's state
+WARM_UP = 2  # steps that set up kernels, buffers and the optimizer's state
 _LATEST = 400  # steps that are looked at, at most
 QUICK = 0.2  # of the steps, those that nothing disturbed
 _CELLS = 100_000  # of ranks by steps
@@ -147,8 +147,8 @@ def parts_of(run: RunRecord) -> Parts | None:
         return None
     first = max(int(some[0]) for some in numbers)
     last = min(int(some[-1]) for some in numbers)
-    if last - first + 1 > 2 * _WARM_UP:
-        first += _WARM_UP
+    if last - first + 1 > 2 * WARM_UP:
+        first += WARM_UP
     first = max(first, last - max(10, min(_LATEST, _CELLS // len(run.ranks))) + 1)
     # A step begins where the one before it ended, and of the first no record tells.
     first = max(first, *(int(some[-1]) - len(one.steps) + 2 for one, some in zip(run.ranks, numbers, strict=True)))
