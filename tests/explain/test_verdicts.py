@@ -324,6 +324,91 @@ def test_cores_that_emulated_hosts_share_are_counted_once(tmp_path: Path, monkey
     )
 
 
+def sampled(
+    folder: Path, work: np.ndarray, ready: np.ndarray, blocked: np.ndarray, places: Callable[[int, int, float], str]
+) -> None:
+    """Write records of ranks that work and reduce, by rank and step; a rank is read each 50 ms, once in a wait, too.
+
+    Of its work it is ready and blocked for so many seconds; `places` gives where it is by rank, step and share of it.
+    """
+    begin_s = time.perf_counter()
+    ends = np.concatenate([[0.0], np.cumsum(work.max(axis=0) + 0.002)])
+    for rank in range(len(work)):
+        record = RankRecord(folder, rank, len(work))
+        ran_s = ready_s = 0.0
+        due_s = 0.0
+        for step in range(work.shape[1]):
+            at_s, came_s, over_s = (begin_s + s for s in (ends[step], ends[step] + work[:, step].max(), ends[step + 1]))
+            done_s = at_s + work[rank, step]
+            op = OperationRecord(
+                "0", step + 1, "all_reduce", 4, "float32", len(work), "shm-direct", False, done_s, done_s, came_s,
+                over_s, None, done_s,
+            )  # fmt: skip
+            record.operation_started(op)
+            record.operation_finished(op)
+            record.operation_waited(op, done_s, over_s)
+            record.span(STEP, at_s, over_s, seq=step + 1)
+            runs = work[rank, step] - ready[rank, step] - blocked[rank, step]
+            while due_s < ends[step + 1]:
+                of_step = min(1.0, (due_s - ends[step]) / work[rank, step])
+                numbers = begin_s + due_s, 0.0, ran_s + of_step * runs, ready_s + of_step * ready[rank, step], 0.0
+                text = record.text(places(rank, step, of_step) if of_step < 1.0 else "/t.py:1 <module>")
+                record.row(1, SAMPLE, text=text, nbytes=1 << 28, times=numbers)
+                due_s += 0.05
+            ran_s, ready_s = ran_s + runs, ready_s + ready[rank, step]
+        record.ended()
+
+
+@pytest.mark.parametrize(("taken", "word"), [(False, "it computes longer"), (True, "other processes take its core")])
+def test_who_computes_longer_on_a_busy_machine_has_its_core(tmp_path: Path, taken: bool, word: str) -> None:
+    """All lack cores half of the time; from step 40 on a rank's steps take 20 ms more, by computing or by others."""
+    work = np.full((2, 80), 0.04)
+    ready = 0.5 * work
+    work[1, 40:] += 0.02
+    ready[1, 40:] += 0.02 if taken else 0.01
+    sampled(
+        tmp_path, work, ready, np.zeros_like(work),
+        lambda rank, step, share: "/t.py:7 more" if rank and step >= 40 and share > 0.67 else "/t.py:1 <module>",
+    )  # fmt: skip
+    told = next(one for one in explain(tmp_path).verdicts if one.ranks == (1,))
+    assert word in told.sentence
+    assert told.since_step == 41
+    assert taken or "mostly in t.py:7 (more)" in told.sentence, "not where it is most of the time"
+
+
+def test_no_place_is_named_by_chance(tmp_path: Path) -> None:
+    work = np.full((2, 60), 0.04)
+    work[1] += 0.006
+    rng = np.random.default_rng(0)
+    sampled(tmp_path, work, np.zeros_like(work), np.zeros_like(work), lambda *_: f"/t.py:{rng.integers(1, 6)} <module>")
+    (told,) = explain(tmp_path).verdicts
+    assert "it computes longer, 6 ms more" in told.sentence
+    assert told.next_step.startswith("look what the program does on rank 1 alone")
+
+
+@pytest.mark.parametrize("late", [(0, 1), (1,)])
+def test_a_pause_is_no_lack_of_cores(tmp_path: Path, late: tuple[int, ...]) -> None:
+    """All lack cores half of the time, and in every tenth step ranks pause for 400 ms."""
+    work = np.full((2, 80), 0.04)
+    ready, blocked = 0.5 * work, np.zeros_like(work)
+    for rank in late:
+        work[rank, 9::10] += 0.4
+        blocked[rank, 9::10] = 0.4
+    sampled(
+        tmp_path, work, ready, blocked,
+        lambda rank, step, share: "/t.py:7 pause" if rank in late and step % 10 == 9 and share > 0.09 else "/t.py:1 f",
+    )  # fmt: skip
+    found = explain(tmp_path)
+    told = next(one for one in found.verdicts if one.kind == "slow steps")
+    assert "mostly in t.py:7 (pause)" in told.sentence
+    assert found.parts is not None
+    rows = dict(found.parts.waterfall())
+    assert sum(rows.values()) == pytest.approx(found.parts.step_s, rel=1e-9)
+    pauses_s = 0.4 * 8 / 78 * len(late) / 2
+    assert rows["blocked (a file, a lock, a pause)"] == pytest.approx(pauses_s, rel=0.1)
+    assert rows.get("waiting for a core", 0.0) < 0.1 * pauses_s
+
+
 def test_a_busy_machine_is_no_excuse_for_more_time_at_the_loader_than_cores_are_lacking(tmp_path: Path) -> None:
     zero_s = time.perf_counter()
     for loads_s, folder in ((0.21, "slow"), (0.08, "busy")):

@@ -4,9 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.profile import SAMPLE, short_place
-
 from ._parts import BUBBLE, CHECKPOINT, COLLECTOR, COMMUNICATION, COMPUTATION, DATA, LATE, WARM_UP, Array, Parts
+from ._places import place_of_slow
 from ._verdict import LEAST_GAIN, MOST_LISTED, Verdict, ms
 
 _TIMES = 3.0  # as long as the middle step
@@ -82,7 +81,10 @@ def _found(parts: Parts) -> _SlowSteps | None:
 def _verdict(parts: Parts, found: _SlowSteps) -> Verdict:
     count, ranks, times = len(found.places), len(parts.run.ranks), found.mean_s / found.usual_s
     many = count > 1
-    place = _place(parts, found.blamed, found.places) if found.cause == COMPUTATION else ""
+    whose = found.blamed if len(found.blamed) else np.arange(ranks)
+    place = ""
+    if found.cause == COMPUTATION:
+        place = place_of_slow(parts, whose.tolist(), found.places, found.usual_s / found.mean_s)
     who = _named(parts, found.blamed)
     doing = {COMPUTATION: "computes longer", DATA: "waits for data"}.get(found.cause, f"is longer in {found.cause!r}")
     if who.startswith(("ranks", "all")):  # several
@@ -150,15 +152,3 @@ def _rounded(times: float) -> str:
 def _nth(number: int) -> str:
     ends = {1: "st", 2: "nd", 3: "rd"}
     return f"{number}{'th' if number % 100 in (11, 12, 13) else ends.get(number % 10, 'th')}"
-
-
-def _place(parts: Parts, blamed: Array, slow: Array) -> str:
-    """Return where these ranks are read to be in the slow steps most often; "" if they were read in none."""
-    counts: dict[str, int] = {}
-    for one in blamed if len(blamed) else range(len(parts.run.ranks)):
-        rank, bounds = parts.run.ranks[one], parts.bounds_s[one]
-        rows = rank.of(SAMPLE)
-        step = np.searchsorted(bounds, rows["posted_s"]) - 1
-        for text in rows["text"][np.isin(step, slow) & (rows["text"] > 0)].tolist():
-            counts[rank.texts[text]] = counts.get(rank.texts[text], 0) + 1
-    return short_place(max(counts, key=counts.__getitem__)) if counts else ""

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hocket.profile import SAMPLE, RankRun, short_place
-
 from ._parts import CHECKPOINT, COLLECTOR, COMPUTATION, DATA, Array, Parts
+from ._places import place_of_late
 from ._replay import Replay
 from ._verdict import LEAST_GAIN, LEAST_STEPS, MOST_LISTED, Verdict, ms
 
@@ -151,13 +150,13 @@ def _explained(
         )  # fmt: skip
     if cause == CHECKPOINT:
         return f"{it} writes checkpoints", "write them less often, or in the background", "checkpoints"
-    ready, ran = parts.ready_shares(), parts.ran_shares()
-    usual, usual_ran = np.median(np.delete(ready, late)), np.median(np.delete(ran, late))
-    least = 0.5 * extra_s / parts.step_s
-    # On a busy machine all lack cores, also while they wait: then it counts that the rank does not use more of one, and
-    # is hardly ever blocked.
-    blocked = 1.0 - ready[rank] - ran[rank]
-    if ready[rank] > 0.1 and (ready[rank] - usual > least or (blocked < least and ran[rank] < 1.2 * usual_ran)):
+    ready, ran, blocked = parts.ready_shares(since), parts.ran_shares(since), parts.blocked_shares(since)
+    least = 0.5 * extra_s / float(parts.lengths_s[:, since:].mean())
+    others = np.setdiff1d(np.arange(len(ready)), late)
+    # On a busy machine all lack cores, and who computes longer lacks them longer: what the others would lack with as
+    # much to compute is no cause.
+    lacks = ready[rank] - ran[rank] * float(np.median(ready[others] / np.maximum(ran[others], 1e-3)))
+    if ready[rank] > 0.1 and min(lacks, ready[rank] - float(np.median(ready[others]))) > least:
         return (
             f"other processes take {whose} core {ready[rank]:.0%} of the time",
             "look who else runs there (`top`), and give every rank cores of its own",
@@ -171,18 +170,15 @@ def _explained(
         )
     if cause != COMPUTATION:
         return f"{it} spends longer in {cause!r}", f"look what {cause!r} does on that rank", "straggler"
-    place = _usual_place(one, parts.bounds_s[rank][since])
+    place = place_of_late(parts, rank, others.tolist(), since, 2.0 * least)
     where = f", mostly in {place}" if place else ""
     step = f"compare {one.host}'s clock rate and load with the others'"
     if any(other.host == one.host for i, other in enumerate(parts.run.ranks) if i not in late):
-        waits = " (it is blocked there: by a file, a lock, a GPU)" if ran[rank] and blocked > least else ""
+        waits = (
+            " (it is blocked there: by a file, a lock, a GPU)"
+            if ran[rank] and blocked[rank] - np.median(blocked[others]) > least
+            else ""
+        )
         there = f"{place or 'the program'} does on rank {one.rank} alone{waits}"
         step = f"look what {there}: others of its host are not late"
     return f"{it} computes longer{where}", step, "straggler"
-
-
-def _usual_place(one: RankRun, after_s: float) -> str:
-    rows = one.of(SAMPLE)
-    read = (rows["posted_s"] > after_s) & (rows["text"] > 0)
-    texts, counts = np.unique(rows["text"][read], return_counts=True)
-    return short_place(one.texts[int(texts[np.argmax(counts)])]) if len(texts) else ""
