@@ -297,6 +297,54 @@ def test_all_ranks_data_is_told_beside_that_of_one_which_is_a_little_later(
     ]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "ready_s", "sentence"),
+    [
+        (
+            (0,),
+            0.0,
+            "rank 0 of 3 (host a) is late: it writes checkpoints, 20.7 ms more in the mean step than the others",
+        ),
+        ((0,), 0.02, "rank 0 of 3 (host a) is late: it writes checkpoints, 20.7 ms more in the mean step than the "),
+        ((0, 1, 2), 0.0, "checkpoints take 29% of the time"),
+        ((0, 2), 0.0, "checkpoints take 29% of the time of ranks 0, 2"),
+    ],
+)
+def test_who_writes_checkpoints_alone_is_named_with_what_they_cost_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, ...], ready_s: float, sentence: str
+) -> None:
+    monkeypatch.setenv("HOCKET_HOST", "a")
+    zero_s, step_s, saves_s = time.perf_counter(), 0.05, 0.2
+    for rank in range(3):
+        record, at_s = RankRecord(tmp_path, rank, 3), zero_s
+        for step in range(60):
+            begin_s, saves = at_s, step % 10 == 9
+            at_s += step_s + saves_s * saves
+            done_s = at_s - 0.002
+            if saves and rank in ranks:
+                record.span(PHASE, begin_s, begin_s + saves_s, "checkpoint")
+            else:
+                done_s -= saves_s * saves
+            op = OperationRecord(
+                "0", step + 1, "all_reduce", 4, "float32", 3, "shm-direct", False, done_s, done_s, at_s - 0.002,
+                at_s, None, done_s,
+            )  # fmt: skip
+            record.operation_started(op)
+            record.operation_finished(op)
+            record.operation_waited(op, done_s, at_s)
+            record.span(STEP, begin_s, at_s, seq=step + 1)
+            record.row(1, SAMPLE, nbytes=1 << 28, times=(begin_s, 0.0, 0.02 * step, ready_s * step, 0.0))
+        record.ended()
+    told = explain(tmp_path).verdicts
+    first = told[0]
+    assert (first.kind, first.ranks) == ("checkpoints", ranks if len(ranks) < 3 else ())
+    assert first.sentence.startswith(sentence)
+    assert first.gain == pytest.approx(0.29, abs=0.01), "what all wait for it"
+    assert [one.kind for one in told].count("checkpoints") == 1
+    if first.evidence.startswith("late"):
+        assert first.evidence.startswith("late in 10% of 58 steps; it is 100% checkpoints;")
+
+
 def test_what_a_trainer_saves_and_evaluates_is_no_computation(tmp_path: Path) -> None:
     env = {"HOCKET_RECORD": str(tmp_path / "record")}
     run_ranks(fault_programs.save_and_evaluate, 2, str(tmp_path), env=env, timeout_s=deadline(90))

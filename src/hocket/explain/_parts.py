@@ -109,11 +109,11 @@ class Parts:
 
     def ready_shares(self, since: int = 0) -> Array:
         """Return by rank the share of the time, from a step on, in which its main thread was ready and had no core."""
-        return self._of_thread("arrived_s", self.bounds_s[:, [since, -1]])[:, 0] / self._since_s(since)
+        return np.asarray(self._of_thread("arrived_s", self.bounds_s[:, [since, -1]])[:, 0] / self._since_s(since))
 
     def ran_shares(self, since: int = 0) -> Array:
         """Return by rank the share of the time, from a step on, in which its main thread had a core."""
-        return self._of_thread("published_s", self.bounds_s[:, [since, -1]])[:, 0] / self._since_s(since)
+        return np.asarray(self._of_thread("published_s", self.bounds_s[:, [since, -1]])[:, 0] / self._since_s(since))
 
     def blocked_shares(self, since: int = 0) -> Array:
         """Return by rank the share of the time, from a step on, in which it was at work, and neither ran nor was ready.
@@ -121,10 +121,10 @@ class Parts:
         At least that: what a rank that waits for others uses of a core counts as its work.
         """
         worked = self.work[:, since:].sum(axis=1) / self._since_s(since)
-        return np.maximum(0.0, worked - self.ready_shares(since) - self.ran_shares(since))
+        return np.asarray(np.maximum(0.0, worked - self.ready_shares(since) - self.ran_shares(since)))
 
     def _since_s(self, since: int) -> Array:
-        return np.maximum(self.bounds_s[:, -1] - self.bounds_s[:, since], 1e-9)
+        return np.asarray(np.maximum(self.bounds_s[:, -1] - self.bounds_s[:, since], 1e-9))
 
     def _of_thread(self, column: str, bounds_s: Array) -> Array:
         """Return by rank, between each two bounds, the seconds of the main thread that samples count; 0 if unknown.

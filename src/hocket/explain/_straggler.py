@@ -66,16 +66,19 @@ def straggler(parts: Parts) -> list[Verdict]:
         its = [one for one in ranks if next(iter(causes[one])) == cause]
         worst = max(its, key=lambda one: float(excess[one].mean()))
         extra_s, often = float(excess[worst].mean()), float((excess[worst] > 0).mean())
+        much = float((excess[worst] > 0.5 * extra_s).mean())  # of the steps; a checkpoint is in few of them
         word, step, kind = _explained(parts, worst, its, ranks, cause, since, extra_s)
         without_it = "it" if its == ranks else f"what ranks {_listed(parts, ranks)} do more"
-        most = [f"{s / extra_s:.0%} {name}" for name, s in causes[worst].items() if name == cause or s > 0.2 * extra_s]
+        parts_s = {name: s for name, s in causes[worst].items() if name == cause or s > 0.2 * extra_s}
+        most = [f"{min(1.0, s / extra_s):.0%} {name}" for name, s in parts_s.items()]
+        steps = "each step" if much > 0.5 else "the mean step"
         told.append(
             Verdict(
                 kind,
                 f"{_named(parts, its)} late{f' since step {parts.first + since}' if since else ''}: {word}, "
-                f"{ms(extra_s)} ms more in each step than the others; without {without_it} steps would be "
+                f"{ms(extra_s)} ms more in {steps} than the others; without {without_it} steps would be "
                 f"{gain:.0%} shorter",
-                f"late in {often:.0%} of {excess.shape[1]} steps; it is {', '.join(most)}; "
+                f"late in {much:.0%} of {excess.shape[1]} steps; it is {', '.join(most)}; "
                 f"the same steps replayed take {before_s:.3g} s with and {after_s:.3g} s without",
                 step,
                 "high" if gain > 2 * LEAST_GAIN and (surely[worst] or often > 0.8) else "medium",
