@@ -424,6 +424,16 @@ def test_who_computes_longer_on_a_busy_machine_has_its_core(tmp_path: Path, take
     assert taken or "mostly in t.py:7 (more)" in told.sentence, "not where it is most of the time"
 
 
+@pytest.mark.parametrize(("lacking", "kinds"), [(0.5, ["busy machine"]), (0.0, ["straggler"])])
+def test_a_rank_that_is_late_for_a_few_seconds_of_a_busy_machine_is_not_blamed(
+    tmp_path: Path, lacking: float, kinds: list[str]
+) -> None:
+    work = np.full((2, 80), 0.04)
+    work[1, 68:] += 0.03
+    sampled(tmp_path, work, lacking * work, np.zeros_like(work), lambda *_: "/t.py:1 <module>")
+    assert [one.kind for one in explain(tmp_path).verdicts] == kinds
+
+
 def test_no_place_is_named_by_chance(tmp_path: Path) -> None:
     work = np.full((2, 60), 0.04)
     work[1] += 0.006

@@ -11,7 +11,7 @@ from ._parts import BUBBLE, CHECKPOINT, COLLECTOR, COMPUTATION, DATA, LATE, Part
 from ._replay import Replay
 from ._slow_steps import slow_steps
 from ._straggler import straggler
-from ._verdict import LEAST_GAIN, LEAST_STEPS, MOST_LISTED, Verdict, ms
+from ._verdict import BUSY, LEAST_GAIN, LEAST_STEPS, MOST_LISTED, Verdict, ms
 
 _MIB = 2**20
 _LEAST_LOADING = 0.1  # the share of the time of which loading data is told
@@ -287,17 +287,18 @@ def _uneven(parts: Parts) -> list[Verdict]:
 def _busy(parts: Parts) -> list[Verdict]:
     ready = parts.ready_shares()
     share = float(np.median(ready))
-    if share < 0.15:
+    if share < BUSY:
         return []
     cores = {
         (one.about.get("boot") or one.host, core) for one in parts.run.ranks for core in one.about.get("cores", [])
     }
+    ranks = len(parts.run.ranks)
     return [
         Verdict(
             "busy machine",
             f"ranks are ready and have no core {share:.0%} of the time: more runs here than the machine has cores for",
-            f"{len(parts.run.ranks)} ranks, {len(cores)} cores; up to {ready.max():.0%} on rank "
-            f"{parts.run.ranks[int(ready.argmax())].rank}",
+            f"{ranks} rank{'s' * (ranks != 1)}, {len(cores)} core{'s' * (len(cores) != 1)}; "
+            f"up to {ready.max():.0%} on rank {parts.run.ranks[int(ready.argmax())].rank}",
             "fewer ranks or threads on a host (OMP_NUM_THREADS), or end what else runs there",
             "high", (), share * parts.share(parts.of(COMPUTATION)) / 3,
         )
