@@ -241,6 +241,9 @@ def test_nothing_stands_out_is_said_of_what_was_looked_at(
             (),
             "every 20th step takes 4.9 times as long as the others: all ranks compute",
         ),
+        ((1,), slice(2, 5), (1,), "steps 3 to 5 take 4.9 times as long as the others: rank 1 of 3 (host a) "),
+        ((1,), slice(30, 32), (1,), "steps 31, 32 take 4.9 times as long as the others: rank 1 of 3 (host a) "),
+        ((1,), slice(40, 57, 8), (1,), "steps 41, 49, 57 take 4.9 times as long as the others: rank 1 of 3 (hos"),
     ],
 )
 def test_a_few_slow_steps_are_told_and_nothing_else(
@@ -254,6 +257,7 @@ def test_a_few_slow_steps_are_told_and_nothing_else(
     (told,) = explain(tmp_path).verdicts
     assert (told.kind, told.ranks) == ("slow steps", ranks)
     assert told.sentence.startswith(which)
+    assert told.next_step.startswith("as a rule it comes once") == (steps.start == 2), "the first of all"
     more_s = 0.08 * len(range(60)[steps])
     assert told.gain == pytest.approx(more_s / (0.02 * 58 + more_s), rel=0.1)
     parts = parts_of(read_run(tmp_path))
@@ -293,6 +297,54 @@ def test_all_ranks_data_is_told_beside_that_of_one_which_is_a_little_later(
     ]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "ready_s", "sentence"),
+    [
+        (
+            (0,),
+            0.0,
+            "rank 0 of 3 (host a) is late: it writes checkpoints, 20.7 ms more in the mean step than the others",
+        ),
+        ((0,), 0.02, "rank 0 of 3 (host a) is late: it writes checkpoints, 20.7 ms more in the mean step than the "),
+        ((0, 1, 2), 0.0, "checkpoints take 29% of the time"),
+        ((0, 2), 0.0, "checkpoints take 29% of the time of ranks 0, 2"),
+    ],
+)
+def test_who_writes_checkpoints_alone_is_named_with_what_they_cost_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, ...], ready_s: float, sentence: str
+) -> None:
+    monkeypatch.setenv("HOCKET_HOST", "a")
+    zero_s, step_s, saves_s = time.perf_counter(), 0.05, 0.2
+    for rank in range(3):
+        record, at_s = RankRecord(tmp_path, rank, 3), zero_s
+        for step in range(60):
+            begin_s, saves = at_s, step % 10 == 9
+            at_s += step_s + saves_s * saves
+            done_s = at_s - 0.002
+            if saves and rank in ranks:
+                record.span(PHASE, begin_s, begin_s + saves_s, "checkpoint")
+            else:
+                done_s -= saves_s * saves
+            op = OperationRecord(
+                "0", step + 1, "all_reduce", 4, "float32", 3, "shm-direct", False, done_s, done_s, at_s - 0.002,
+                at_s, None, done_s,
+            )  # fmt: skip
+            record.operation_started(op)
+            record.operation_finished(op)
+            record.operation_waited(op, done_s, at_s)
+            record.span(STEP, begin_s, at_s, seq=step + 1)
+            record.row(1, SAMPLE, nbytes=1 << 28, times=(begin_s, 0.0, 0.02 * step, ready_s * step, 0.0))
+        record.ended()
+    told = explain(tmp_path).verdicts
+    first = told[0]
+    assert (first.kind, first.ranks) == ("checkpoints", ranks if len(ranks) < 3 else ())
+    assert first.sentence.startswith(sentence)
+    assert first.gain == pytest.approx(0.29, abs=0.01), "what all wait for it"
+    assert [one.kind for one in told].count("checkpoints") == 1
+    if first.evidence.startswith("late"):
+        assert first.evidence.startswith("late in 10% of 58 steps; it is 100% checkpoints;")
+
+
 @pytest.mark.long
 def test_what_a_trainer_saves_and_evaluates_is_no_computation(tmp_path: Path) -> None:
     env = {"HOCKET_RECORD": str(tmp_path / "record")}
@@ -319,6 +371,101 @@ def test_cores_that_emulated_hosts_share_are_counted_once(tmp_path: Path, monkey
         "busy machine",
         f"2 ranks, {len(os.sched_getaffinity(0))} cores",
     )
+
+
+def sampled(
+    folder: Path, work: np.ndarray, ready: np.ndarray, blocked: np.ndarray, places: Callable[[int, int, float], str]
+) -> None:
+    """Write records of ranks that work and reduce, by rank and step; a rank is read each 50 ms, once in a wait, too.
+
+    Of its work it is ready and blocked for so many seconds; `places` gives where it is by rank, step and share of it.
+    """
+    begin_s = time.perf_counter()
+    ends = np.concatenate([[0.0], np.cumsum(work.max(axis=0) + 0.002)])
+    for rank in range(len(work)):
+        record = RankRecord(folder, rank, len(work))
+        ran_s = ready_s = 0.0
+        due_s = 0.0
+        for step in range(work.shape[1]):
+            at_s, came_s, over_s = (begin_s + s for s in (ends[step], ends[step] + work[:, step].max(), ends[step + 1]))
+            done_s = at_s + work[rank, step]
+            op = OperationRecord(
+                "0", step + 1, "all_reduce", 4, "float32", len(work), "shm-direct", False, done_s, done_s, came_s,
+                over_s, None, done_s,
+            )  # fmt: skip
+            record.operation_started(op)
+            record.operation_finished(op)
+            record.operation_waited(op, done_s, over_s)
+            record.span(STEP, at_s, over_s, seq=step + 1)
+            runs = work[rank, step] - ready[rank, step] - blocked[rank, step]
+            while due_s < ends[step + 1]:
+                of_step = min(1.0, (due_s - ends[step]) / work[rank, step])
+                numbers = begin_s + due_s, 0.0, ran_s + of_step * runs, ready_s + of_step * ready[rank, step], 0.0
+                text = record.text(places(rank, step, of_step) if of_step < 1.0 else "/t.py:1 <module>")
+                record.row(1, SAMPLE, text=text, nbytes=1 << 28, times=numbers)
+                due_s += 0.05
+            ran_s, ready_s = ran_s + runs, ready_s + ready[rank, step]
+        record.ended()
+
+
+@pytest.mark.parametrize(("taken", "word"), [(False, "it computes longer"), (True, "other processes take its core")])
+def test_who_computes_longer_on_a_busy_machine_has_its_core(tmp_path: Path, taken: bool, word: str) -> None:
+    """All lack cores half of the time; from step 40 on a rank's steps take 20 ms more, by computing or by others."""
+    work = np.full((2, 80), 0.04)
+    ready = 0.5 * work
+    work[1, 40:] += 0.02
+    ready[1, 40:] += 0.02 if taken else 0.01
+    sampled(
+        tmp_path, work, ready, np.zeros_like(work),
+        lambda rank, step, share: "/t.py:7 more" if rank and step >= 40 and share > 0.67 else "/t.py:1 <module>",
+    )  # fmt: skip
+    told = next(one for one in explain(tmp_path).verdicts if one.ranks == (1,))
+    assert word in told.sentence
+    assert told.since_step == 41
+    assert taken or "mostly in t.py:7 (more)" in told.sentence, "not where it is most of the time"
+
+
+@pytest.mark.parametrize(("lacking", "kinds"), [(0.5, ["busy machine"]), (0.0, ["straggler"])])
+def test_a_rank_that_is_late_for_a_few_seconds_of_a_busy_machine_is_not_blamed(
+    tmp_path: Path, lacking: float, kinds: list[str]
+) -> None:
+    work = np.full((2, 80), 0.04)
+    work[1, 68:] += 0.03
+    sampled(tmp_path, work, lacking * work, np.zeros_like(work), lambda *_: "/t.py:1 <module>")
+    assert [one.kind for one in explain(tmp_path).verdicts] == kinds
+
+
+def test_no_place_is_named_by_chance(tmp_path: Path) -> None:
+    work = np.full((2, 60), 0.04)
+    work[1] += 0.006
+    rng = np.random.default_rng(0)
+    sampled(tmp_path, work, np.zeros_like(work), np.zeros_like(work), lambda *_: f"/t.py:{rng.integers(1, 6)} <module>")
+    (told,) = explain(tmp_path).verdicts
+    assert "it computes longer, 6 ms more" in told.sentence
+    assert told.next_step.startswith("look what the program does on rank 1 alone")
+
+
+@pytest.mark.parametrize("late", [(0, 1), (1,)])
+def test_a_pause_is_no_lack_of_cores(tmp_path: Path, late: tuple[int, ...]) -> None:
+    """All lack cores half of the time, and in every tenth step ranks pause for 400 ms."""
+    work = np.full((2, 80), 0.04)
+    ready, blocked = 0.5 * work, np.zeros_like(work)
+    for rank in late:
+        work[rank, 9::10] += 0.4
+        blocked[rank, 9::10] = 0.4
+    sampled(
+        tmp_path, work, ready, blocked,
+        lambda rank, step, share: "/t.py:7 pause" if rank in late and step % 10 == 9 and share > 0.09 else "/t.py:1 f",
+    )  # fmt: skip
+    found = explain(tmp_path)
+    told = next(one for one in found.verdicts if one.kind == "slow steps")
+    assert "mostly in t.py:7 (pause)" in told.sentence
+    assert found.parts is not None
+    rows = dict(found.parts.waterfall())
+    assert sum(rows.values()) == pytest.approx(found.parts.step_s, rel=1e-9)
+    pauses_s = 0.4 * 8 / 78 * len(late) / 2
+    assert rows["blocked (a file, a lock, a pause)"] == pytest.approx(pauses_s, rel=0.1)
+    assert rows.get("waiting for a core", 0.0) < 0.1 * pauses_s
 
 
 def test_a_busy_machine_is_no_excuse_for_more_time_at_the_loader_than_cores_are_lacking(tmp_path: Path) -> None:

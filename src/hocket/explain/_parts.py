@@ -8,7 +8,7 @@ import numpy as np
 from hocket.profile import GARBAGE, OPERATION, SAMPLE, STEP, WAIT, RankRun, RunRecord
 
 Array = np.ndarray[Any, Any]
-_WARM_UP = 2  # steps that set up kernels, buffers and the optimizer's state
+WARM_UP = 2  # steps that set up kernels, buffers and the optimizer's state
 _LATEST = 400  # steps that are looked at, at most
 QUICK = 0.2  # of the steps, those that nothing disturbed
 _CELLS = 100_000  # of ranks by steps
@@ -18,7 +18,9 @@ LATE, BUBBLE, COLLECTOR, CHECKPOINT, DATA, OPTIMIZER, COMPUTATION = (
     "computation",
 )  # fmt: skip
 COMMUNICATION = "communication in "
-IDEAL, CORES, SLOWER = "one rank alone", "waiting for a core", "computing slower than alone"
+IDEAL, CORES, BLOCKED, SLOWER = (
+    "one rank alone", "waiting for a core", "blocked (a file, a lock, a pause)", "computing slower than alone",
+)  # fmt: skip
 _AT_ONCE = ("all_reduce", "barrier", "all_gather", "all_gather_into_tensor")  # no rank's end comes before all have come
 _PHASES = {"checkpoint": CHECKPOINT, "data": DATA, "optimizer": OPTIMIZER}
 
@@ -105,38 +107,64 @@ class Parts:
         """Return what some seconds of each rank and step are of the length of all steps, 0 to 1."""
         return float(seconds.sum() / self.lengths_s.sum())
 
-    def ready_shares(self) -> Array:
-        """Return by rank the share of the time in which its main thread was ready and had no core."""
-        return self._shares("arrived_s")
+    def ready_shares(self, since: int = 0) -> Array:
+        """Return by rank the share of the time, from a step on, in which its main thread was ready and had no core."""
+        return np.asarray(self._of_thread("arrived_s", self.bounds_s[:, [since, -1]])[:, 0] / self._since_s(since))
 
-    def ran_shares(self) -> Array:
-        """Return by rank the share of the time in which its main thread had a core."""
-        return self._shares("published_s")
+    def ran_shares(self, since: int = 0) -> Array:
+        """Return by rank the share of the time, from a step on, in which its main thread had a core."""
+        return np.asarray(self._of_thread("published_s", self.bounds_s[:, [since, -1]])[:, 0] / self._since_s(since))
 
-    def _shares(self, column: str) -> Array:
-        shares = []
-        for one, bounds in zip(self.run.ranks, self.bounds_s, strict=True):
+    def blocked_shares(self, since: int = 0) -> Array:
+        """Return by rank the share of the time, from a step on, in which it was at work, and neither ran nor was ready.
+
+        At least that: what a rank that waits for others uses of a core counts as its work.
+        """
+        worked = self.work[:, since:].sum(axis=1) / self._since_s(since)
+        return np.asarray(np.maximum(0.0, worked - self.ready_shares(since) - self.ran_shares(since)))
+
+    def _since_s(self, since: int) -> Array:
+        return np.asarray(np.maximum(self.bounds_s[:, -1] - self.bounds_s[:, since], 1e-9))
+
+    def _of_thread(self, column: str, bounds_s: Array) -> Array:
+        """Return by rank, between each two bounds, the seconds of the main thread that samples count; 0 if unknown.
+
+        Samples come four times a second: what they tell of shorter stretches is the mean of those around them.
+        """
+        found = np.zeros((len(bounds_s), bounds_s.shape[1] - 1))
+        for number, (one, bounds) in enumerate(zip(self.run.ranks, bounds_s, strict=True)):
             rows = one.of(SAMPLE)
-            rows = rows[(rows["posted_s"] >= bounds[0] - 1.0) & (rows["posted_s"] <= bounds[-1] + 1.0)]
-            seconds = rows[column][-1] - rows[column][0] if len(rows) > 1 else 0.0
-            shares.append(float(seconds / max(rows["posted_s"][-1] - rows["posted_s"][0], 1e-9)) if seconds else 0.0)
-        return np.array(shares)
+            if len(rows) < 2:
+                continue
+            at, counted = rows["posted_s"], rows[column]
+            # Before the first sample and after the last one it went on as between these.
+            rate = (counted[-1] - counted[0]) / max(at[-1] - at[0], 1e-9)
+            inside = np.clip(bounds, at[0], at[-1])
+            found[number] = np.diff(np.interp(inside, at, counted) + rate * (bounds - inside))
+        return found
 
     def waterfall(self) -> list[tuple[str, float]]:
         """Return what makes a step longer than that of one rank alone, from the ideal on; the rows add up to the step.
 
         The ideal is what a rank alone takes to compute and to update, as the program measured it (the note
         "alone_step_s") or else in the quickest steps. What it takes longer is as much the lack of cores as the main
-        thread was ready without one; the rest are caches, memory and clock rates that ranks share, and its own unrest.
+        thread was ready without one in these steps; where it had none and was not ready it was blocked. The rest are
+        caches, memory and clock rates that ranks share, and its own unrest.
         """
         own = self.of(COMPUTATION) + self.of(OPTIMIZER)
         data_s, own_s = float(self.of(DATA).mean()), float(own.mean())
         alone_s = self.run.ranks[0].notes.get("alone_step_s")
         ideal_s = max(0.0, alone_s - data_s) if alone_s else min(own_s, float(self.undisturbed(own).mean()))
         more_s = own_s - ideal_s
-        cores_s = min(max(0.0, more_s), float(self.ready_shares().mean()) * self.step_s)
+        # Step by step: a pause in one is not what others lack.
+        longer = np.maximum(0.0, own - ideal_s)
+        ready, ran = (self._of_thread(name, self.bounds_s) for name in ("arrived_s", "published_s"))
+        lacking = np.minimum(longer, ready)
+        blocked = np.minimum(longer - lacking, np.maximum(0.0, self.work - ready - ran)) if ran.any() else ran
+        cores_s = min(max(0.0, more_s), float(lacking.mean()))
+        blocked_s = min(max(0.0, more_s - cores_s), float(blocked.mean()))
         rest = [(name, seconds) for name, seconds in self.means() if name not in (COMPUTATION, OPTIMIZER)]
-        rows = [(IDEAL, ideal_s), (CORES, cores_s), (SLOWER, more_s - cores_s), *rest]
+        rows = [(IDEAL, ideal_s), (CORES, cores_s), (BLOCKED, blocked_s), (SLOWER, more_s - cores_s - blocked_s), *rest]
         return [row for row in rows if row[0] == IDEAL or row[1]]
 
 
@@ -147,8 +175,8 @@ def parts_of(run: RunRecord) -> Parts | None:
         return None
     first = max(int(some[0]) for some in numbers)
     last = min(int(some[-1]) for some in numbers)
-    if last - first + 1 > 2 * _WARM_UP:
-        first += _WARM_UP
+    if last - first + 1 > 2 * WARM_UP:
+        first += WARM_UP
     first = max(first, last - max(10, min(_LATEST, _CELLS // len(run.ranks))) + 1)
     # A step begins where the one before it ended, and of the first no record tells.
     first = max(first, *(int(some[-1]) - len(one.steps) + 2 for one, some in zip(run.ranks, numbers, strict=True)))

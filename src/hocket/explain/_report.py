@@ -19,6 +19,7 @@ from hocket.profile import HVPROF_BINS, OPERATION, SAMPLE, RankRun, RunRecord
 from ._explain import Explanation
 from ._links import links_of
 from ._parts import (
+    BLOCKED,
     BUBBLE,
     CHECKPOINT,
     COLLECTOR,
@@ -42,7 +43,7 @@ _ROWS = 250  # of the heat map
 _POINTS = 120  # of a line of memory
 _COLORS = {
     COMPUTATION: "a", OPTIMIZER: "b", DATA: "c", CHECKPOINT: "d", COLLECTOR: "e", COMMUNICATION: "f", LATE: "g",
-    BUBBLE: "h", IDEAL: "a", CORES: "e", SLOWER: "d",
+    BUBBLE: "h", IDEAL: "a", CORES: "e", BLOCKED: "c", SLOWER: "d",
 }  # fmt: skip
 
 

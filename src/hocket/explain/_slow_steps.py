@@ -4,9 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.profile import SAMPLE, short_place
-
-from ._parts import BUBBLE, CHECKPOINT, COLLECTOR, COMMUNICATION, COMPUTATION, DATA, LATE, Array, Parts
+from ._parts import BUBBLE, CHECKPOINT, COLLECTOR, COMMUNICATION, COMPUTATION, DATA, LATE, WARM_UP, Array, Parts
+from ._places import place_of_slow
 from ._verdict import LEAST_GAIN, MOST_LISTED, Verdict, ms
 
 _TIMES = 3.0  # as long as the middle step
@@ -38,11 +37,13 @@ class _SlowSteps(NamedTuple):
     mean_s: float
     """The mean of these."""
 
-    @property
-    def period(self) -> int:
-        """Each how many-th step is one of them; 0 where they are not regular, or too few to tell."""
+    def period(self, steps: int) -> int:
+        """Return each how many-th of all steps is one of them; 0 where they are not regular, or too few to tell."""
         gaps = np.unique(np.diff(self.places))
-        return int(gaps[0]) if len(self.places) > 2 and len(gaps) == 1 else 0
+        if len(self.places) < 3 or len(gaps) > 1 or gaps[0] < 2:  # those that follow one another come once
+            return 0
+        gap, first, after = int(gaps[0]), int(self.places[0]), steps - int(self.places[-1])
+        return gap if max(first, after) <= gap else 0  # all through the run
 
 
 def slow_steps(parts: Parts) -> list[Verdict]:
@@ -80,17 +81,23 @@ def _found(parts: Parts) -> _SlowSteps | None:
 def _verdict(parts: Parts, found: _SlowSteps) -> Verdict:
     count, ranks, times = len(found.places), len(parts.run.ranks), found.mean_s / found.usual_s
     many = count > 1
-    place = _place(parts, found.blamed, found.places) if found.cause == COMPUTATION else ""
+    whose = found.blamed if len(found.blamed) else np.arange(ranks)
+    place = ""
+    if found.cause == COMPUTATION:
+        place = place_of_slow(parts, whose.tolist(), found.places, found.usual_s / found.mean_s)
     who = _named(parts, found.blamed)
     doing = {COMPUTATION: "computes longer", DATA: "waits for data"}.get(found.cause, f"is longer in {found.cause!r}")
     if who.startswith(("ranks", "all")):  # several
         doing = doing.replace("computes", "compute").replace("waits", "wait").replace("is longer", "are longer")
     where = f", mostly in {place}" if place else ""
     look = (
-        f"look what {place or 'the program'} does in {'these steps' if many else 'that step'} and in no other: an "
+        f"as a rule it comes once, however long the run (kernels are compiled, caches filled): look at "
+        f"{place or 'what the program does first'} if the run goes on to do so"
+        if _opens(parts, found)
+        else f"look what {place or 'the program'} does in {'these steps' if many else 'that step'} and in no other: an "
         "evaluation, a file, a lock, a pause"
     )
-    sure = found.period or times > _SURELY or (len(found.blamed) and count > MOST_LISTED)
+    sure = found.period(parts.steps) or times > _SURELY or (len(found.blamed) and count > MOST_LISTED)
     return Verdict(
         "slow steps",
         f"{_which(parts, found)} {_rounded(times)} times as long as the others: {who} {doing} in "
@@ -106,11 +113,24 @@ def _verdict(parts: Parts, found: _SlowSteps) -> Verdict:
 
 def _which(parts: Parts, found: _SlowSteps) -> str:
     """Return which steps take long, with their verb."""
-    if found.period:
-        return f"every {_nth(found.period)} step takes"
-    numbers = ", ".join(str(parts.first + int(one)) for one in found.places[:MOST_LISTED])
-    more = ", ..." * (len(found.places) > MOST_LISTED)
-    return f"steps {numbers}{more} take" if len(found.places) > 1 else f"step {numbers} takes"
+    if period := found.period(parts.steps):
+        return f"every {_nth(period)} step takes"
+    numbers = (parts.first + found.places).tolist()
+    runs = [[numbers[0], numbers[0]]]  # of steps that follow one another
+    for number in numbers[1:]:
+        if number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    names = [str(a) if a == b else f"{a}{', ' if a + 1 == b else ' to '}{b}" for a, b in runs]
+    listed = ", ".join(names[:MOST_LISTED]) + ", ..." * (len(names) > MOST_LISTED)
+    return f"steps {listed} take" if len(numbers) > 1 else f"step {listed} takes"
+
+
+def _opens(parts: Parts, found: _SlowSteps) -> bool:
+    """Return whether these are the first steps of the program, one after the other."""
+    known = parts.first <= WARM_UP + 1
+    return known and found.places.tolist() == list(range(len(found.places)))
 
 
 def _named(parts: Parts, blamed: Array) -> str:
@@ -132,15 +152,3 @@ def _rounded(times: float) -> str:
 def _nth(number: int) -> str:
     ends = {1: "st", 2: "nd", 3: "rd"}
     return f"{number}{'th' if number % 100 in (11, 12, 13) else ends.get(number % 10, 'th')}"
-
-
-def _place(parts: Parts, blamed: Array, slow: Array) -> str:
-    """Return where these ranks are read to be in the slow steps most often; "" if they were read in none."""
-    counts: dict[str, int] = {}
-    for one in blamed if len(blamed) else range(len(parts.run.ranks)):
-        rank, bounds = parts.run.ranks[one], parts.bounds_s[one]
-        rows = rank.of(SAMPLE)
-        step = np.searchsorted(bounds, rows["posted_s"]) - 1
-        for text in rows["text"][np.isin(step, slow) & (rows["text"] > 0)].tolist():
-            counts[rank.texts[text]] = counts.get(rank.texts[text], 0) + 1
-    return short_place(max(counts, key=counts.__getitem__)) if counts else ""

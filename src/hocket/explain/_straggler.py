@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hocket.profile import SAMPLE, RankRun, short_place
-
 from ._parts import CHECKPOINT, COLLECTOR, COMPUTATION, DATA, Array, Parts
+from ._places import place_of_late
 from ._replay import Replay
-from ._verdict import LEAST_GAIN, LEAST_STEPS, MOST_LISTED, Verdict, ms
+from ._verdict import BUSY, LEAST_GAIN, LEAST_STEPS, MOST_LISTED, Verdict, ms
 
 _SURE = 3.5  # standard errors by which lateness differs from none, or from what was before
+_STEADY = 20  # steps for which a rank must be late on a busy machine, if it was not so from the beginning
 _LATE_SHARE = 0.6  # of the steps in which a straggler does more than the others
 
 
@@ -67,19 +67,25 @@ def straggler(parts: Parts) -> list[Verdict]:
         its = [one for one in ranks if next(iter(causes[one])) == cause]
         worst = max(its, key=lambda one: float(excess[one].mean()))
         extra_s, often = float(excess[worst].mean()), float((excess[worst] > 0).mean())
+        much = float((excess[worst] > 0.5 * extra_s).mean())  # of the steps; a checkpoint is in few of them
         word, step, kind = _explained(parts, worst, its, ranks, cause, since, extra_s)
         without_it = "it" if its == ranks else f"what ranks {_listed(parts, ranks)} do more"
-        most = [f"{s / extra_s:.0%} {name}" for name, s in causes[worst].items() if name == cause or s > 0.2 * extra_s]
+        parts_s = {name: s for name, s in causes[worst].items() if name == cause or s > 0.2 * extra_s}
+        most = [f"{min(1.0, s / extra_s):.0%} {name}" for name, s in parts_s.items()]
+        # On a busy machine other programs come and go, and one rank may have less of it for a few seconds.
+        passing = since > 0 and late.shape[1] < _STEADY and float(np.median(parts.ready_shares(since))) > BUSY
+        sure = gain > 2 * LEAST_GAIN and (surely[worst] or often > 0.8) and not passing
+        steps = "each step" if much > 0.5 else "the mean step"
         told.append(
             Verdict(
                 kind,
                 f"{_named(parts, its)} late{f' since step {parts.first + since}' if since else ''}: {word}, "
-                f"{ms(extra_s)} ms more in each step than the others; without {without_it} steps would be "
+                f"{ms(extra_s)} ms more in {steps} than the others; without {without_it} steps would be "
                 f"{gain:.0%} shorter",
-                f"late in {often:.0%} of {excess.shape[1]} steps; it is {', '.join(most)}; "
+                f"late in {much:.0%} of {excess.shape[1]} steps; it is {', '.join(most)}; "
                 f"the same steps replayed take {before_s:.3g} s with and {after_s:.3g} s without",
                 step,
-                "high" if gain > 2 * LEAST_GAIN and (surely[worst] or often > 0.8) else "medium",
+                "high" if sure else "medium",
                 tuple(parts.run.ranks[one].rank for one in its),
                 gain * share,
                 parts.first + since if since else None,
@@ -151,13 +157,13 @@ def _explained(
         )  # fmt: skip
     if cause == CHECKPOINT:
         return f"{it} writes checkpoints", "write them less often, or in the background", "checkpoints"
-    ready, ran = parts.ready_shares(), parts.ran_shares()
-    usual, usual_ran = np.median(np.delete(ready, late)), np.median(np.delete(ran, late))
-    least = 0.5 * extra_s / parts.step_s
-    # On a busy machine all lack cores, also while they wait: then it counts that the rank does not use more of one, and
-    # is hardly ever blocked.
-    blocked = 1.0 - ready[rank] - ran[rank]
-    if ready[rank] > 0.1 and (ready[rank] - usual > least or (blocked < least and ran[rank] < 1.2 * usual_ran)):
+    ready, ran, blocked = parts.ready_shares(since), parts.ran_shares(since), parts.blocked_shares(since)
+    least = 0.5 * extra_s / float(parts.lengths_s[:, since:].mean())
+    others = np.setdiff1d(np.arange(len(ready)), late)
+    # On a busy machine all lack cores, and who computes longer lacks them longer: what the others would lack with as
+    # much to compute is no cause.
+    lacks = ready[rank] - ran[rank] * float(np.median(ready[others] / np.maximum(ran[others], 1e-3)))
+    if ready[rank] > 0.1 and min(lacks, ready[rank] - float(np.median(ready[others]))) > least:
         return (
             f"other processes take {whose} core {ready[rank]:.0%} of the time",
             "look who else runs there (`top`), and give every rank cores of its own",
@@ -171,18 +177,15 @@ def _explained(
         )
     if cause != COMPUTATION:
         return f"{it} spends longer in {cause!r}", f"look what {cause!r} does on that rank", "straggler"
-    place = _usual_place(one, parts.bounds_s[rank][since])
+    place = place_of_late(parts, rank, others.tolist(), since, 2.0 * least)
     where = f", mostly in {place}" if place else ""
     step = f"compare {one.host}'s clock rate and load with the others'"
     if any(other.host == one.host for i, other in enumerate(parts.run.ranks) if i not in late):
-        waits = " (it is blocked there: by a file, a lock, a GPU)" if ran[rank] and blocked > least else ""
+        waits = (
+            " (it is blocked there: by a file, a lock, a GPU)"
+            if ran[rank] and blocked[rank] - np.median(blocked[others]) > least
+            else ""
+        )
         there = f"{place or 'the program'} does on rank {one.rank} alone{waits}"
         step = f"look what {there}: others of its host are not late"
     return f"{it} computes longer{where}", step, "straggler"
-
-
-def _usual_place(one: RankRun, after_s: float) -> str:
-    rows = one.of(SAMPLE)
-    read = (rows["posted_s"] > after_s) & (rows["text"] > 0)
-    texts, counts = np.unique(rows["text"][read], return_counts=True)
-    return short_place(one.texts[int(texts[np.argmax(counts)])]) if len(texts) else ""

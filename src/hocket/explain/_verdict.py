@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 LEAST_STEPS = 6
+BUSY = 0.15  # of the time in which ranks are ready and have no core
 LEAST_GAIN = 0.05  # below this share of the time a finding is not worth a sentence
 SHOWN = 0.0005  # of a step: what would be 0.0% has no line
 MOST_LISTED = 8  # stages, ranks or hosts

@@ -11,7 +11,7 @@ from ._parts import BUBBLE, CHECKPOINT, COLLECTOR, COMPUTATION, DATA, LATE, Part
 from ._replay import Replay
 from ._slow_steps import slow_steps
 from ._straggler import straggler
-from ._verdict import LEAST_GAIN, LEAST_STEPS, MOST_LISTED, Verdict, ms
+from ._verdict import BUSY, LEAST_GAIN, LEAST_STEPS, MOST_LISTED, Verdict, ms
 
 _MIB = 2**20
 _LEAST_LOADING = 0.1  # the share of the time of which loading data is told
@@ -19,8 +19,9 @@ _LEAST_SAMPLES = 6  # of memory, four a second
 _FEW_STEPS = 3  # whose memory says nothing of what each takes
 _STRAIGHT = 0.9  # share of the variance of memory that a line explains
 _LAST_LINES = "read that rank's last lines of output; out of memory shows in `dmesg`"
+_NAMED = ("checkpoints", "garbage collection")  # whose begin and end are recorded: nothing is concluded
 _INSTEAD = {  # what a finding says of some ranks makes another's general words idle
-    "slow loader": ("loading data",), "garbage collection": ("garbage collection",),
+    "slow loader": ("loading data",), "garbage collection": ("garbage collection",), "checkpoints": ("checkpoints",),
     "slow link": ("communication", "small batches"), "unbalanced stages": ("bubbles",),
 }  # fmt: skip
 
@@ -37,7 +38,8 @@ def verdicts_of(run: RunRecord, parts: Parts | None, live: Sequence[LiveRank]) -
     timed: list[Verdict] = []
     if parts is not None and parts.steps >= LEAST_STEPS:
         for finder in (straggler, _link, _communication, _loading, _stages, _bubbles, _checkpoints, _garbage, _busy):
-            timed += finder(parts)
+            told = {(one.kind, one.ranks) for one in timed}
+            timed += [one for one in finder(parts) if (one.kind, one.ranks) not in told]
         timed = _without_what_few_steps_explain(timed, slow_steps(parts))
         if not any(one.ranks or one.kind == "slow steps" for one in timed):
             timed += _uneven(parts)
@@ -48,7 +50,7 @@ def verdicts_of(run: RunRecord, parts: Parts | None, live: Sequence[LiveRank]) -
                 one
                 for one in timed
                 if (one.kind not in kinds or (one.kind == "loading data" and one.gain > clear))
-                and not (one.ranks and one.confidence != "high")
+                and not (one.ranks and one.confidence != "high" and one.kind not in _NAMED)
             ]
         timed = _without_general_words(timed)
     timed.sort(key=lambda one: -one.gain)
@@ -211,14 +213,37 @@ def _stages(parts: Parts) -> list[Verdict]:
     ]  # fmt: skip
 
 
-def _part(name: str, kind: str, least: float, text: str, step: str) -> Callable[[Parts], list[Verdict]]:
+def _part(
+    name: str, kind: str, least: float, text: str, step: str, *, alone: bool = False
+) -> Callable[[Parts], list[Verdict]]:
+    """Return a finder of a part that takes a share of the steps.
+
+    Args:
+        name: Of the part.
+        kind: Of the verdict.
+        least: Share of which it is told.
+        text: The sentence, with a place for the share and one for the ranks.
+        step: What to do.
+        alone: Whether a few ranks may do it alone, for whom the others then wait: the share is that of theirs.
+    """
+
     def find(parts: Parts) -> list[Verdict]:
-        seconds = parts.of(name)
-        share = parts.share(seconds)
+        seconds, run = parts.of(name), parts.run
+        each = seconds.sum(axis=1)
+        its = np.flatnonzero(each > 0.5 * each.max()) if alone else np.arange(len(each))
+        share = float(each[its].sum() / parts.lengths_s[its].sum()) if len(its) else 0.0
         if share < least:
             return []
-        evidence = f"{ms(seconds.mean())} ms of a step of {ms(parts.step_s)} ms, the mean over ranks"
-        return [Verdict(kind, text.format(share), evidence, step, "high" if share > 2 * least else "medium", (), share)]
+        some = len(its) < len(each)
+        ranks = tuple(run.ranks[one].rank for one in its) if some else ()
+        whose = f" of rank{'s'[: len(ranks) - 1]} {', '.join(map(str, ranks[:MOST_LISTED]))}" if some else ""
+        whose += ", ..." * (len(ranks) > MOST_LISTED)
+        over = "the mean over ranks"
+        if some:
+            over = f"{'the mean over these ranks' if len(ranks) > 1 else 'on that rank'}, for which the others wait"
+        evidence = f"{ms(seconds[its].mean())} ms of a step of {ms(parts.step_s)} ms, {over}"
+        confidence = "high" if share > 2 * least else "medium"
+        return [Verdict(kind, text.format(share) + whose, evidence, step, confidence, ranks, share)]
 
     return find
 
@@ -233,11 +258,11 @@ _bubbles = _part(
 )  # fmt: skip
 _checkpoints = _part(
     CHECKPOINT, "checkpoints", 0.05, "checkpoints take {:.0%} of the time",
-    "write them less often, or in the background",
+    "write them less often, or in the background", alone=True,
 )  # fmt: skip
 _garbage = _part(
     COLLECTOR, "garbage collection", 0.03, "Python's garbage collector takes {:.0%} of the time",
-    "call gc.freeze() before training, and gc.collect() between steps",
+    "call gc.freeze() before training, and gc.collect() between steps", alone=True,
 )  # fmt: skip
 
 
@@ -262,17 +287,18 @@ def _uneven(parts: Parts) -> list[Verdict]:
 def _busy(parts: Parts) -> list[Verdict]:
     ready = parts.ready_shares()
     share = float(np.median(ready))
-    if share < 0.15:
+    if share < BUSY:
         return []
     cores = {
         (one.about.get("boot") or one.host, core) for one in parts.run.ranks for core in one.about.get("cores", [])
     }
+    ranks = len(parts.run.ranks)
     return [
         Verdict(
             "busy machine",
             f"ranks are ready and have no core {share:.0%} of the time: more runs here than the machine has cores for",
-            f"{len(parts.run.ranks)} ranks, {len(cores)} cores; up to {ready.max():.0%} on rank "
-            f"{parts.run.ranks[int(ready.argmax())].rank}",
+            f"{ranks} rank{'s' * (ranks != 1)}, {len(cores)} core{'s' * (len(cores) != 1)}; "
+            f"up to {ready.max():.0%} on rank {parts.run.ranks[int(ready.argmax())].rank}",
             "fewer ranks or threads on a host (OMP_NUM_THREADS), or end what else runs there",
             "high", (), share * parts.share(parts.of(COMPUTATION)) / 3,
         )
