@@ -60,6 +60,8 @@ TARGETS = torch.arange(24) % 4  # three for each sample, from outside
         (lambda output, y: each(output, y)[below_median(each(output, y))].mean(), True),
         (lambda output, y: F.mse_loss(output[:5], y[:5]), True),
         (lambda output, y: F.mse_loss(output[1:-1], y[1:-1]), True),
+        (lambda output, y: F.mse_loss(output[:1], y[:1]), True),
+        (lambda output, y: F.mse_loss(output[3], y[3]), True),
         (lambda output, y: (each(output, y) * torch.linspace(0, 1, 8, dtype=torch.float64)).mean(), True),
         (F.mse_loss, False),
         (lambda output, y: each(output, y)[torch.arange(8)].mean(), False),
@@ -69,6 +71,12 @@ TARGETS = torch.arange(24) % 4  # three for each sample, from outside
         (lambda output, y: with_weights(output, y, y[:, 0].abs().tolist()), False),
         (lambda output, y: F.cross_entropy(output.view(24, 1) * torch.eye(4)[0], TARGETS), False),
         (lambda output, y: F.mse_loss(output + torch.randn(8, 1, dtype=torch.float64), y), False),
+        (
+            lambda output, y: torch.stack(
+                [(i + 1) * F.mse_loss(o, y) for i, (o, y) in enumerate(zip(output, y, strict=True))]
+            ).mean(),
+            False,
+        ),
         (lambda output, y: torch.stack([(i + 1) * F.mse_loss(output[i], y[i]) for i in range(8)]).mean(), False),
     ],
 )

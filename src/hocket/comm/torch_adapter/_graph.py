@@ -34,6 +34,21 @@ def reaches(root: Any, marks: set[int]) -> bool:
     return False
 
 
+def met(roots: Sequence[Any], marks: set[int]) -> set[int]:
+    """Return those of the marks whose tensors these were computed from; see `reaches`."""
+    seen, found = set[Any](), set[int]()
+    todo = [getattr(root, "grad_fn", root) for root in roots] if marks else []
+    first = min(marks, default=0)
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen or node._sequence_nr() < first:
+            continue
+        seen.add(node)
+        found |= {node._sequence_nr()} & marks
+        todo += [below for below, _ in node.next_functions]
+    return found
+
+
 def is_compiled(loss: torch.Tensor) -> bool:
     """Return whether torch.compile has made what is last in a tensor's graph, so that operators are hidden in it."""
     todo, seen = [loss.grad_fn], set[Any]()

@@ -73,7 +73,7 @@ def average(*values: Any, group: Any = None) -> Any:
     if not values:
         raise TypeError("hocket.average needs at least one value")
     world = _world.current(group)
-    note = _batch.current()
+    note = _batch.averaged()
     if note is not None and note.share is None:
         if _batch.evaluating():
             raise RuntimeError(

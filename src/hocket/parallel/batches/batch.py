@@ -46,6 +46,7 @@ class Note:
     packed: Packed | None = None  # one of its samples by itself, where they are packed into one row
     lengths: tuple[int, ...] = ()  # of its samples, where they are in a list and differ
     marks: set[int] = field(default_factory=set)  # places in the graph of what models have made of it
+    used: bool = False  # whether a model that trains was called with it
 
     @property
     def weight(self) -> float:
@@ -108,6 +109,9 @@ _recent: list[BatchShard] = []  # those of the latest batches that differ, the l
 _AHEAD = 4  # of them that are kept: a program may read ahead
 _used: deque[Note] = deque(maxlen=4)  # those of batches that models were called with since an optimizer's latest step
 _stepped = False  # whether an optimizer has made a step since a model was called
+_unused: deque[Note] = deque(maxlen=4)  # those that loaders have yielded since a model was called
+_called: Note | None = None  # that of which a model was called last
+_called_since = _propagated_since = False  # whether one was, and gradients were computed, since a loader's latest batch
 
 
 def enter(
@@ -125,8 +129,8 @@ def enter(
     It is the part of the batch that `drawn` tells; some samples of it are padded otherwise `alone`, or one
     is by itself what `packed` says.
     """
-    global _last, _trained, _left
-    _left = None
+    global _last, _trained, _left, _called_since, _propagated_since
+    _left, _called_since, _propagated_since = None, False, False
     tensors = [tensor for tensor in tensors_in(batch) if tensor.layout is torch.strided and tensor.numel()]
     storages = tuple(weakref.ref(tensor.untyped_storage()) for tensor in tensors)
     _open.pop(id(owner), None)
@@ -137,6 +141,7 @@ def enter(
     _last.packed = packed
     _last.lengths = () if share is None else lengths_in(batch, share.samples)
     if share is not None:
+        _unused.append(_last)
         _trained = _last
         _recent[:] = [share, *(one for one in _recent if one != share)][:_AHEAD]
     for tensor in tensors:
@@ -161,7 +166,8 @@ def _remember(tensor: torch.Tensor, note: Note) -> None:
 
 def leave(owner: object, *, early: bool = False) -> None:
     """Note that `owner` yields no more, `early` if it has more: an outer loader's batch is the current one again."""
-    global _last, _left
+    global _last, _left, _called_since
+    _called_since = False
     for listener in listeners:
         listener.batches_ended()
     mine = _open.pop(id(owner), None)
@@ -230,18 +236,41 @@ def _differ(notes: Iterable[Note]) -> bool:
 
 def called(note: Note | None, inputs: Any, marks: set[int]) -> None:
     """Take notice of a model that trains: what it was called with, and the marks of what it has made of that."""
-    global _stepped
+    global _stepped, _called, _called_since
     if _stepped:
         _used.clear()
         _stepped = False
     if note is None:
         return
+    note.used = _called_since = True
+    _called = note
+    while any(one is note for one in _unused):
+        _unused.popleft()
     samples = None if note.share is None or note.holds(inputs) else note.share.samples
     joined = samples is not None and all(one.shape[:1] != (samples,) for one in tensors_in(inputs))
     for one in list(_open.values()) if joined and len(_open) > 1 else [note]:
         one.marks |= marks
         if not any(one is other for other in _used):
             _used.append(one)
+
+
+def propagated() -> None:
+    """Take notice of a back-propagation."""
+    global _propagated_since
+    _propagated_since = True
+
+
+def averaged() -> Note | None:
+    """Return the note of the batch that a number is a loss of: the one in use, unless the program reads ahead.
+
+    That one it has not called a model with, but with another batch since, or not computed gradients since. A program
+    may also go on with batches of a loader that yields no more.
+    """
+    note = current()
+    if note is None or _called is None or note.share is None or _called.share is None:
+        return note
+    ahead = not note.used and (_called_since or not _propagated_since) if _open else _called_since
+    return _called if ahead else note
 
 
 def stepped() -> None:
@@ -289,7 +318,21 @@ def current(inputs: Any = None) -> Note | None:
                 storage = reference()
                 if storage is not None and storage.data_ptr() in pointers:
                     return note
-    return _last
+    return _last if inputs is None else _of_as_many(inputs)
+
+
+def _of_as_many(inputs: Any) -> Note | None:
+    """Return the note of inputs that the program has made: of the first batch not used yet, if it reads ahead.
+
+    Where batches not used yet have unlike parts, that of as many samples; the latest one if it may be that.
+    """
+    waiting = [one for one in _unused if one.share is not None]
+    if _last is None or len(waiting) < 2 or waiting[-1] is not _last:
+        return _last
+    rows = {tensor.shape[0] for tensor in tensors_in(inputs) if tensor.dim()}
+    found = [one for one in waiting if one.share is not None and max(1, one.share.samples) in rows]
+    unlike = any(one.share != _last.share for one in found)
+    return _last if not found or (unlike and found[-1] is _last) else found[0]
 
 
 def together() -> bool:

@@ -21,6 +21,7 @@ from ._batch_norm import SynchronisedBatchNorm
 from ._hooks import scale_gradients, watched_hooks
 from ._loop_observer import LoopObserver, look_away
 from ._model_buffers import ModelBuffers
+from ._open_passes import ForwardPass, OpenPasses, hooked
 from ._other_libraries import TWICE, refuse_others
 from ._reducer import GradientReducer
 from ._stands_for import StandsForModule
@@ -101,7 +102,9 @@ class DataParallel(StandsForModule):
         self._model_buffers = ModelBuffers(module, world, broadcast_buffers)
         self._number = next(_serial)
         self._made: set[int] = set()  # places in the graph of what the last forward pass gave
-        self._latest: _batch.Note | None = None  # of the forward passes since the last back-propagation
+        self._latest: _batch.Note | None = None  # of that pass, or of those that the latest loss is of
+        self._passes = OpenPasses()
+        self._weighs = loss_reduction == "mean" and not self._crosses_ranks  # else weights are known in forward
         self._share = 1.0  # the weight by samples of the latest batch
         replicated = {name: parameter for name, parameter in named_parameters_of(module) if not is_excluded(parameter)}
         self._replicated = list(replicated.values())
@@ -165,10 +168,11 @@ class DataParallel(StandsForModule):
         note = _batch.current(inputs)
         self._observer.forward_begins(inputs, note)
         self._share = 1.0 if note is None or note.share is None else note.share.weight
-        # Where passes on several batches meet in one back-propagation, each has its samples' weight.
-        self._latest = note if not reducer.awaits_backward or self._latest is note else None
-        factor = self._weigh(reducer, note)
+        self._latest = note
         first = not reducer.awaits_backward  # back-propagation needs buffers as all of its passes had them
+        if first and not torch_adapter.in_backward():
+            self._passes.clear()
+        factor = self._weigh(reducer, note)
         reducer.prepare()
         if self.training and self._buffers_differ and first:
             self.send_buffers()
@@ -180,15 +184,15 @@ class DataParallel(StandsForModule):
     def _after_forward(self, reducer: GradientReducer, inputs: Any, output: Any, factor: float) -> Any:
         if factor != 1.0:
             output = scale_gradients(output, factor)
-        made = tensors_in(output)
         if not torch_adapter.in_backward():  # what a checkpoint computes again is no part of the program's graph
-            self._made = torch_adapter.graph_marks(made)
-            _batch.called(_batch.current(inputs), inputs, self._made)
-        self._observer.forward_made(made, self._latest)
-        if reducer.synchronises:
-            for tensor in tensors_in(output):
-                if tensor.requires_grad and not tensor.is_leaf:
-                    tensor.register_hook(reducer.expect_backward)  # type: ignore[no-untyped-call]
+            expect = reducer.expect_backward if reducer.synchronises else None
+            one = ForwardPass(self._latest, expect, weighs=self._weighs)
+            output = self._passes.add(one, output, tensors_in)
+            self._made = one.marks
+            _batch.called(self._latest, inputs, self._made)
+        elif reducer.synchronises:
+            hooked(tensors_in(output), reducer.expect_backward)
+        self._observer.forward_made(tensors_in(output), self._latest)
         return output
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -251,7 +255,7 @@ class DataParallel(StandsForModule):
         if self._reducer is None or note.share is None:
             return
         self._observer.batch_began(note)
-        if self._loss_reduction == "mean" and not self._crosses_ranks and not self._reducer.awaits_backward:
+        if self._weighs and not self._reducer.awaits_backward:
             self._reducer.set_weight(note.weight)
 
     def batches_ended(self) -> None:
@@ -264,15 +268,18 @@ class DataParallel(StandsForModule):
 
         A mean over samples comes out with the weight that it has anyway; one over tokens with the right one.
         """
-        note, reducer = self._latest, self._reducer
+        reducer = self._reducer
         self._observer.back_propagation_begins()
         if reducer is None:
             return
         reducer.due = False
+        if self._passes.several and not _aside.get():
+            self._weigh_passes(reducer, roots)
+        note = self._latest
         if len(roots) != 1:
             return
         again = not reducer.awaits_backward  # another loss of one forward pass, which may divide by something else
-        if (again or _aside.get()) and not torch_adapter.reaches(roots[0], self._made):
+        if (again or _aside.get()) and not torch_adapter.reaches(roots[0], self._passes.marks):
             if reducer.synchronises and not _aside.get():
                 self._observer.unseen_loss(roots[0])
             return
@@ -280,7 +287,7 @@ class DataParallel(StandsForModule):
         if note is not None and note.share is not None:
             self._observer.numbers.backward_begins()
         waiting = [m for m in _living if m._reducer is not None and m._reducer.awaits_backward]
-        if len(waiting) > 1 and not torch_adapter.reaches(roots[0], self._made):
+        if len(waiting) > 1 and not torch_adapter.reaches(roots[0], self._passes.marks):
             return  # another model's loss
         if note is not None and note.share is None and reducer.synchronises and self._world.size > 1:
             raise RuntimeError(_OF_AN_EVALUATION)
@@ -322,8 +329,7 @@ class DataParallel(StandsForModule):
         A mean over the samples is weighed where gradients arrive at parameters, whatever way they come: through outputs
         of any type, or terms of the loss that the model keeps as attributes; terms of the parameters alone come out
         right too, because the weights of all ranks average to one. Only if forward passes on batches of different
-        weights meet in one back-propagation, or for sums, does the weight go to the outputs. Raises RuntimeError: such
-        batches meet, and the first of them had no samples for this rank.
+        weights meet in one back-propagation, or for sums, does the weight go to the outputs.
         """
         if self._loss_reduction == "sum":
             return 0.0 if note is not None and note.weight == 0.0 else float(self._world.size)
@@ -334,14 +340,17 @@ class DataParallel(StandsForModule):
             return 1.0
         if not reducer.awaits_backward:
             reducer.set_weight(weight)
-        if weight == reducer.weight:
-            return 1.0
-        if reducer.weight == 0.0:
-            raise RuntimeError(
-                "forward passes on batches of different sizes meet in one backward pass, and the first batch had no "
-                "samples for this rank; call backward() in between, make the batches larger, or drop the last ones"
-            )
-        return weight / reducer.weight
+        return 1.0
+
+    def _weigh_passes(self, reducer: GradientReducer, roots: Sequence[torch.Tensor]) -> None:
+        """Find out of which passes of several batches a loss is, and weigh their gradients."""
+        passes, weight = self._passes.weigh(roots)
+        notes = {id(one.note): one.note for one in passes}
+        self._latest = next(iter(notes.values())) if len(notes) == 1 else None
+        if passes:
+            self._made = passes[-1].marks
+            if self._weighs:
+                reducer.set_weight(weight)
 
 
 def living() -> list[DataParallel]:

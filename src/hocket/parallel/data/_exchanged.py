@@ -77,6 +77,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._bytes, self._lowest = 0, torch.float64
         self._given_off = 0.0  # how far what models were given is from samples by themselves
         self._own: dict[int, torch.Tensor] = {}  # what had rows of samples when ranks began to talk, by its identity
+        self._singles = dict[Any, set[int]]()  # where samples are that the program has taken alone, by what from
 
     def begin(self) -> None:
         """Begin to look, unless another such mode is on, which may end before this one."""
@@ -145,7 +146,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         depends = ((one, others) for one, others in computed if any(unlike(one, other) for other in others))
         self.kept.keep((one for one, others in depends if not places(one, others, self._samples)), samples)
         self._batch, self._samples, self._items, self._counts, self._given_off = batch, samples, {}, set(), 0.0
-        self._terms = {}
+        self._terms, self._singles = {}, {}
         self.linked = self.placed = self.normalised = False
         if self.communicates:
             others, own = self._others, self._own
@@ -275,13 +276,18 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _links(self, func: Any, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> bool:
-        """Return whether an operator takes one sample, or what has a place for each and is not known to come from them.
+        """Return whether an operator takes a second sample, or what has a place for each and may not come from them.
 
-        What selects samples is taken to come from them, by numpy or a list.
+        Who takes one sample alone does not go through them. What selects samples is taken to come from them, by numpy
+        or a list.
         """
         rows = [one for one in tensors if self._samples in one.shape]
-        if func.is_view and any(one.numel() * self._samples == tensors[0].numel() for one in results) and rows:
-            return True
+        if func.is_view and rows:
+            taken = self._singles.setdefault((tensors[0].shape, tensors[0].stride()), set())
+            singles = [one for one in results if one.numel() * self._samples == tensors[0].numel()]
+            taken.update(one.storage_offset() - tensors[0].storage_offset() for one in singles)
+            if max(len(taken), len(singles)) > 1:
+                return True
         numbers = (one for one in tensors if one.dtype == torch.int64 and one.dim() and one.numel())  # of classes, say
         rows += [one for one in numbers if self._samples and len(one) % self._samples == 0]  # with several for each
         others = [one for one in rows if one not in self._made and type(one) is torch.Tensor and self._of(one) is None]

@@ -351,14 +351,16 @@ def remove(hooks: dict[int, Any]) -> None:
 
 class _ScaledByHocket(torch.autograd.Function):  # by this name what is said of a loss goes on below it
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, factor: Callable[[], float]) -> torch.Tensor:
         ctx.factor = factor
         return tensor.clone()  # a loop may go on to change the output in place
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        (gradient,) = gradients
-        return (gradient * ctx.factor if ctx.factor else torch.zeros_like(gradient)), None
+        (gradient,), factor = gradients, ctx.factor()
+        if factor == 1.0:
+            return gradient, None
+        return (gradient * factor if factor else torch.zeros_like(gradient)), None
 
 
 def scale_gradients(output: Any, factor: float) -> Any:
@@ -367,20 +369,21 @@ def scale_gradients(output: Any, factor: float) -> Any:
     Raises:
         TypeError: there is no tensor with a gradient in `output` that could be reached.
     """
-    scaled = 0
-
-    def scale(tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal scaled
-        if not tensor.requires_grad:
-            return tensor
-        scaled += 1
-        result: torch.Tensor = _ScaledByHocket.apply(tensor, factor)  # type: ignore[no-untyped-call]
-        return result
-
-    result = _trees.mapped(output, scale)
-    if not scaled:
+    if not any(one.requires_grad for one in _trees.tensors_in(output)):
         raise TypeError(
             f"found no tensor that requires a gradient in the model's output of type {type(output).__name__}; "
             "return tensors in tuples, lists, mappings or dataclasses, so that hocket can weigh their gradients"
         )
-    return result
+    return scale_gradients_by(output, lambda: factor)
+
+
+def scale_gradients_by(output: Any, factor: Callable[[], float]) -> Any:
+    """Return a structure like `output`, whose gradients are multiplied by what `factor` gives when they arrive."""
+
+    def scale(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.requires_grad:
+            return tensor
+        result: torch.Tensor = _ScaledByHocket.apply(tensor, factor)  # type: ignore[no-untyped-call]
+        return result
+
+    return _trees.mapped(output, scale)

@@ -222,6 +222,7 @@ class LoopObserver:
     def back_propagation_begins(self) -> None:
         """Note that the latest batch is used."""
         self._left_out.used()
+        _batch.propagated()
 
     def unseen_loss(self, root: torch.Tensor) -> None:
         """Look at a loss that is computed by another way than a forward pass; see `UnseenLosses`."""
