@@ -2,7 +2,7 @@
 
 from ._balance import CUT_SLACK, LOCAL, Link, balance
 from ._constants import USUAL, Constants, slowest_of, waiting
-from ._contention import MOST_RANKS, LinkSeconds, LinkMeeting, StageMessages
+from ._contention import MOST_RANKS, LinkMeeting, LinkSeconds, StageMessages
 from ._network import NOTHING, Cost, Network, network_of
 
 __all__ = [

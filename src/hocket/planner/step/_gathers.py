@@ -49,7 +49,23 @@ def follow_gathers(
     if few == m:
         return found
     shorter, _ = _followed(plan, profile, times, edges, stages, works, meetings, plain, few - p)
-    return found.later((m - few) / p * (found.seconds - shorter.seconds))
+    rest_s = (m - few) / p * (found.seconds - shorter.seconds)
+    return found.later(max(rest_s, least_fetched(plan, profile, times, edges, m) - found.seconds))
+
+
+def least_fetched(plan: Plan, profile: Profile, times: LayerTimes, edges: Sequence[int], micro_batches: int) -> float:
+    """Return the least that a pipeline of so many micro-batches takes: each rank gathers and reduces one by one.
+
+    All but the last two reductions come before its last block is computed. `follow_gathers` never says less, and
+    takes much longer to say it.
+    """
+    p = plan.pipeline_parallel_degree
+    blocks, _ = _stages(plan, profile, times, edges, np.eye(p))
+    spent, last = [0.0] * p, [0.0] * p
+    for home, stage in zip(plan_homes(plan), blocks, strict=True):
+        spent[home] += sum(gather + again + reduce for gather, again, reduce, _, _ in stage)
+        last[home] = max(last[home], *(reduce for _, _, reduce, _, _ in stage))
+    return max(micro_batches * one - 2 * reduce for one, reduce in zip(spent, last, strict=True))
 
 
 def _followed(
