@@ -1,5 +1,6 @@
 """Pipelines followed step by step: the published idle shares, and what bounds a step."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,10 @@ from hypothesis import strategies as st
 
 from hocket.cluster import load
 from hocket.planner import Constants, Network, Plan, PlanError, in_flight, plan_order, predict, step_graph
-from hocket.planner.step import _pipeline
+from hocket.planner.step import _pipeline, predict_within
 from hocket.schedule.pipeline import NAMED_ORDERS, pipeline_order
 from hocket.simulate import StageWork, simulate_order, simulate_step
-from hocket.workload import Layer, Operation, Workload
+from hocket.workload import Layer, Operation, Workload, named_transformer
 
 PLAIN = Constants(inside_share=1.0, network_share=1.0, collective_s=0.0)
 
@@ -248,3 +249,36 @@ def test_no_part_of_a_step_is_less_than_nothing() -> None:
     plan = Plan(pipeline_parallel_degree=2, micro_batches=3)
     found = predict(plan, replace(chain(), layers=layers), where, workers=2, batch=3, constants=PLAIN)
     assert min(seconds for _, seconds in found.parts.rows()) >= 0
+
+
+def sharded_in_pipelines() -> list[Plan]:
+    """Return plans of 64 workers whose parameters are sharded, of few micro-batches and of more than are followed."""
+    orders = (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1))
+    return [
+        Plan(
+            shard="parameters", tensor_parallel_degree=tensor, pipeline_schedule=order, stages_per_rank=stages,
+            pipeline_parallel_degree=pipeline, micro_batches=pipeline * rounds,
+        )
+        for (order, stages), tensor, pipeline, rounds in itertools.product(orders, (1, 2), (2, 4), (1, 24))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", sharded_in_pipelines(), ids=Plan.describe)
+def test_a_pipeline_that_is_as_fast_as_asked_for_is_never_given_up_before_it_is_followed(plan: Plan) -> None:
+    network, workload = Network.of(load("selene-like")), named_transformer("gpt-7b")
+    more = {"workers": 64, "batch": 64 * plan.micro_batches, "constants": Constants()}
+    least_s = predict(plan, workload, network, **more).step_s
+    assert predict_within(least_s, plan, workload, network, **more) is not None
+    assert predict_within(0.99 * least_s, plan, workload, network, **more) is None
+
+
+def test_a_pipeline_whose_gathers_alone_take_longer_than_asked_for_is_not_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network, workload = Network.of(load("selene-like")), named_transformer("gpt-7b")
+    slow = replace(network, host_Bps=network.host_Bps / 100, rank_Bps=network.rank_Bps / 100)
+    plan = Plan(shard="parameters", pipeline_parallel_degree=4, micro_batches=96)
+    more = {"workers": 64, "batch": 64 * 96, "constants": Constants()}
+    most_s = predict(replace(plan, shard="none"), workload, network, **more).step_s
+    monkeypatch.setattr("hocket.planner.step._time.follow", lambda *_: pytest.fail("it was followed"))
+    assert predict_within(most_s, plan, workload, slow, **more) is None

@@ -2,10 +2,10 @@
 
 from ._balance import CUT_SLACK, LOCAL, Link, balance
 from ._constants import USUAL, Constants, slowest_of, waiting
-from ._contention import MOST_RANKS, LinkSeconds, StageMessages
+from ._contention import MOST_RANKS, LinkMeeting, LinkSeconds, StageMessages
 from ._network import NOTHING, Cost, Network, network_of
 
 __all__ = [
-    "CUT_SLACK", "LOCAL", "MOST_RANKS", "NOTHING", "USUAL", "Constants", "Cost", "Link", "LinkSeconds", "Network",
-    "StageMessages", "balance", "network_of", "slowest_of", "waiting",
+    "CUT_SLACK", "LOCAL", "MOST_RANKS", "NOTHING", "USUAL", "Constants", "Cost", "Link", "LinkSeconds", "LinkMeeting",
+    "Network", "StageMessages", "balance", "network_of", "slowest_of", "waiting",
 ]  # fmt: skip

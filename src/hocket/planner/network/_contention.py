@@ -52,6 +52,7 @@ class StageFlows(NamedTuple):
     inside: NDArray[np.float64]  # seconds on each of them for one byte of the vector, of flows that stay in a host
     between: NDArray[np.float64]  # the same of flows from host to host
     latency_s: float
+    number: NDArray[np.int64]  # of flows on each of the links
 
 
 class StageMessages(NamedTuple):
@@ -61,6 +62,13 @@ class StageMessages(NamedTuple):
     back: tuple[LinkSeconds, ...]
     latency_s: float
     beside: tuple[Ways, ...] = ()  # the same of every other pipeline, where they are told apart
+
+
+class LinkMeeting(NamedTuple):
+    """What is left to messages of a pipeline and to a stage's collectives while both are under way."""
+
+    message: float = 1.0  # part of the rate that a message has alone
+    collective: float = 1.0  # the same of a collective
 
 
 class StepLoads(NamedTuple):
@@ -82,6 +90,7 @@ class Contention:
         self.astray = functools.lru_cache(maxsize=1024)(self._astray)
         self.hops = functools.lru_cache(maxsize=1024)(self._hops)
         self.messages = functools.lru_cache(maxsize=1024)(self._messages)
+        self.meeting = functools.lru_cache(maxsize=4096)(self._meeting)
 
     @functools.cached_property
     def faster_inside(self) -> float:
@@ -214,9 +223,10 @@ class Contention:
             np.bincount(which, nbytes * kind, len(keys)) / cluster.capacity_Bps[keys % count]
             for kind in (~crosses, crosses)
         )
+        number = np.bincount(which, minlength=len(keys))
         bounds = np.searchsorted(keys, np.arange(rows + 1) * count)
         return [
-            StageFlows(keys[a:b] % count, inside[a:b], between[a:b], float(latency_s))
+            StageFlows(keys[a:b] % count, inside[a:b], between[a:b], float(latency_s), number[a:b])
             for a, b, latency_s in zip(bounds[:-1], bounds[1:], late, strict=True)
         ]
 
@@ -225,6 +235,46 @@ class Contention:
         source, target = _members(stride, pairs)
         flows = self._flows(source, target, np.ones(len(source)), np.arange(len(source)) // stride)
         return [_load([one], shares, None) for one in flows]
+
+    def _meeting(
+        self,
+        algorithm: Algorithm,
+        given: tuple[tuple[str, Any], ...],
+        collective: Collective,
+        stride: int,
+        here: int,
+        there: int,
+        ranks: int,
+        at: int,
+        shares: tuple[float, float],
+    ) -> LinkMeeting:
+        """Return what is left of a message and of a collective that meet.
+
+        A rank of the pipeline stands for so many `ranks`, all of which send from `here` to `there`, while all groups of
+        `at` do the collective, each from member to member over `stride` ranks. Flows share links evenly (max-min fair):
+        who wants less of a link than its part leaves the rest to the other.
+        """
+        source, target = (np.arange(ranks) + stage * ranks for stage in (here, there))
+        (sent,) = self._flows(source, target, np.ones(ranks), np.zeros(ranks, dtype=np.int64))
+        wanted = sent.inside / shares[0] + sent.between / shares[1]
+        wanted = wanted / wanted.max(initial=1e-300)
+        groups = ranks // (stride * collective.world)
+        took_s = longer_s = messages = 0.0
+        for times, flows in self._steps(algorithm, given, collective, stride).flows:
+            own = flows[at * groups : (at + 1) * groups]
+            links, which = np.unique(np.concatenate([one.links for one in own]), return_inverse=True)
+            each = np.concatenate([one.inside / shares[0] + one.between / shares[1] for one in own])
+            spent = np.bincount(which, each)
+            number = np.bincount(which, np.concatenate([one.number for one in own]))
+            step_s = times * spent.max(initial=0.0)
+            if not step_s:
+                continue
+            _, mine, others = np.intersect1d(links, sent.links, assume_unique=True, return_indices=True)
+            left = _shared(wanted[others], sent.number[others], times * spent[mine] / step_s, number[mine])
+            took_s += step_s
+            longer_s += step_s / left.collective
+            messages += step_s / left.collective * left.message
+        return LinkMeeting(float(messages / longer_s), float(took_s / longer_s)) if took_s else LinkMeeting()
 
     def _messages(
         self,
@@ -274,6 +324,16 @@ class Contention:
             ways = [(path(pair, one), path(pair + count, one)) for one in range(own.shape[2])]
             found.append(StageMessages(*ways[0], float(late[pair, latest]), tuple(ways[1:])))
         return found
+
+
+def _shared(
+    messages: NDArray[np.float64], flows: NDArray[Any], collectives: NDArray[np.float64], others: NDArray[Any]
+) -> LinkMeeting:
+    """Return what two kinds of flows have of their rates that want such parts of some links, each so many flows."""
+    part = flows / (flows + others)
+    left = np.maximum(1 - collectives, part) / np.maximum(messages, 1e-12)
+    right = np.maximum(1 - messages, 1 - part) / np.maximum(collectives, 1e-12)
+    return LinkMeeting(float(left.min(initial=1.0)), float(right.min(initial=1.0)))
 
 
 def _members(stride: int, pairs: tuple[tuple[int, int], ...]) -> NDArray[np.int64]:

@@ -20,7 +20,7 @@ from hocket.schedule import Collective
 
 from ._balance import Link
 from ._constants import Constants
-from ._contention import MOST_MEASURED, MOST_RANKS, Contention, StageMessages, marks
+from ._contention import MOST_MEASURED, MOST_RANKS, Contention, LinkMeeting, StageMessages, marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,6 +453,36 @@ class Network:
         """Return whether of two groups of `stride` ranks in a row the first or the last two are on two hosts."""
         ends = ((here * stride + one, there * stride + one) for one in (0, stride - 1))
         return any(rank // self.local != other // self.local for rank, other in ends)
+
+    def meeting(
+        self,
+        gather: tuple[float, int, int],
+        pair: tuple[int, int],
+        ranks: int,
+        at: int,
+        constants: Constants,
+    ) -> LinkMeeting | None:
+        """Return what is left of a pipeline's message and of a gather of a stage's parameters that meet on their ways.
+
+        None if the links are unknown.
+
+        Args:
+            gather: Bytes of the vector, members of each group, and ranks from each member to the next.
+            pair: Ranks of the pipeline of which the first sends to the second.
+            ranks: On each of which there are so many.
+            at: The rank of the pipeline that gathers.
+            constants: Shares of the links that are reached.
+        """
+        nbytes, size, stride = gather
+        contention = self._contention
+        if not contention or self.world % ranks:
+            return None
+        cost = self.collective("all_gather", nbytes, size, stride, constants)
+        if cost is NOTHING:
+            return LinkMeeting()
+        name = next(one for one in algorithms() if one.name == cost.algorithm)
+        shares = constants.inside_share, constants.network_share
+        return contention.meeting(name, cost.given, Collective("all_gather", size), stride, *pair, ranks, at, shares)
 
     def links(self, stride: int, pairs: tuple[tuple[int, int], ...], sharers: int, constants: Constants) -> list[Link]:
         """Return what joins the ranks of two groups, each with one, while `sharers` ranks of the host send.

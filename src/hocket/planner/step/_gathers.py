@@ -3,15 +3,16 @@
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from hocket.simulate import StageWork, Stream
 
-from ..axes import shard_group
+from ..axes import AXES, product, shard_group
+from ..network import LinkMeeting
 from ..plan import Plan, plan_homes, plan_order
-from ._ends import block_times, copies_times, inside, talking
+from ._ends import block_times, copies_times, fetched, inside, talking
 from ._pipeline import Followed
 from ._profile import LayerTimes, Profile
 from ._stages import layers_by_rank
@@ -30,24 +31,41 @@ def follow_gathers(
 ) -> Followed:
     """Follow a pipeline whose parameters are sharded: each block is gathered while the one before is computed.
 
-    A message shares its ports, at both of its ends, with the gathers that are under way there. `works` say what
-    messages take, and `plain`, which is the same pipeline without gathers, how long they share links with each other.
-    As many micro-batches are followed as of that one; each round of the rest takes as long as the last one.
+    A message shares links with the gathers that are under way at both of its ends (`Contention.meeting`). `works` say
+    what messages take, and `plain`, the same pipeline without gathers, how long they share links with each other. As
+    many micro-batches are followed as of that one; each round of the rest takes as long as the last one.
     Its ranks share links with each other while they gather at once. When that is shows where each gathers as if it
     were alone, and then, since that moves what follows, where they share them so. What takes longer than `most_s` even
     so is not looked at again.
     """
     p, m, few = plan.pipeline_parallel_degree, plan.micro_batches, plain.followed
+    meetings = _meetings(plan, profile, times, edges, works)
     stages = _stages(plan, profile, times, edges, np.eye(p))
-    found, links = _followed(plan, profile, times, edges, stages, works, plain, few)
+    found, links = _followed(plan, profile, times, edges, stages, works, meetings, plain, few)
     shared = found.seconds <= most_s and stages != _stages(plan, profile, times, edges, np.ones((p, p)))
     for _ in range(2 if shared else 0):
         stages = _stages(plan, profile, times, edges, _together([link.busy for link in links]))
-        found, links = _followed(plan, profile, times, edges, stages, works, plain, few)
+        found, links = _followed(plan, profile, times, edges, stages, works, meetings, plain, few)
     if few == m:
         return found
-    shorter, _ = _followed(plan, profile, times, edges, stages, works, plain, few - p)
-    return found.later((m - few) / p * (found.seconds - shorter.seconds))
+    shorter, _ = _followed(plan, profile, times, edges, stages, works, meetings, plain, few - p)
+    rest_s = (m - few) / p * (found.seconds - shorter.seconds)
+    return found.later(max(rest_s, least_fetched(plan, profile, times, edges, m) - found.seconds))
+
+
+def least_fetched(plan: Plan, profile: Profile, times: LayerTimes, edges: Sequence[int], micro_batches: int) -> float:
+    """Return the least that a pipeline of so many micro-batches takes: each rank gathers and reduces one by one.
+
+    All but the last two reductions come before its last block is computed. `follow_gathers` never says less, and
+    takes much longer to say it.
+    """
+    p = plan.pipeline_parallel_degree
+    blocks, _ = _stages(plan, profile, times, edges, np.eye(p))
+    spent, last = [0.0] * p, [0.0] * p
+    for home, stage in zip(plan_homes(plan), blocks, strict=True):
+        spent[home] += sum(gather + again + reduce for gather, again, reduce, _, _ in stage)
+        last[home] = max(last[home], *(reduce for _, _, reduce, _, _ in stage))
+    return max(micro_batches * one - 2 * reduce for one, reduce in zip(spent, last, strict=True))
 
 
 def _followed(
@@ -57,13 +75,13 @@ def _followed(
     edges: Sequence[int],
     stages: tuple[list[list[_Block]], list[float]],
     works: Sequence[StageWork],
+    meetings: Mapping[tuple[int, int, int], LinkMeeting],
     plain: Followed,
     few: int,
 ) -> tuple[Followed, "list[_SharedPort]"]:
     """Return what `follow_gathers` does, of the first few micro-batches alone, and the ranks' links."""
     p, constants = plan.pipeline_parallel_degree, profile.constants
     ahead = constants.overlap and constants.prefetch
-    port = int(inside(profile, shard_group(plan)))
     blocks, averages = stages
     weights = [float(times.backward[a:b].sum()) / 2 for a, b in itertools.pairwise(edges)]
     whole = [sum(one[4] for one in stage) for stage in blocks]
@@ -92,14 +110,17 @@ def _followed(
         link.coming = coming[number][: 2 if ahead else 1]
         if kind != "W" and 0 <= onward < len(blocks):
             hop, way_s = works[min(stage, onward)].hop, plain.ways_s[forward, onward, micro]
-            if works[min(stage, onward)].port == port and order.apart(min(stage, onward)):
-                both = number, order.home(onward)
-                asked = begun if ahead else [rank.free_s for rank in ranks]
-                busy_s = max(links[one].busy_until(asked[one], ranks[one].free_s) for one in both)
-                # Behind that gather the next one is asked for: the message seldom has the port alone again.
-                more_s = min(hop, max(0.0, busy_s - rank.free_s))
-                for one in both:
-                    bisect.insort(links[one].passed, (rank.free_s, rank.free_s + hop + more_s))
+            if order.apart(min(stage, onward)):
+                meets = [(one, meetings[stage, onward, one]) for one in (number, order.home(onward))]
+                asked, more_s = begun if ahead else [rank.free_s for rank in ranks], 0.0
+                for one, meeting in meets:
+                    if meeting.message < 1:
+                        busy_s = max(0.0, links[one].busy_until(asked[one], ranks[one].free_s) - rank.free_s)
+                        # Behind that gather the next one is asked for: the message seldom has the port alone again.
+                        more_s = max(more_s, (1 / meeting.message - 1) * min(hop, busy_s))
+                for one, meeting in meets:
+                    if meeting.collective < 1:
+                        bisect.insort(links[one].passed, (rank.free_s, rank.free_s + hop + more_s, meeting.collective))
                 way_s += more_s
             came[forward, onward, micro] = rank.free_s + way_s
     ends = tuple(rank.free_s for rank in ranks)
@@ -108,6 +129,30 @@ def _followed(
         link.add(average, rank.free_s)
     found = Followed(max(ends), ends, ends, few)
     return dataclasses.replace(found, links=tuple(link.free_s for link in links)), links
+
+
+def _meetings(
+    plan: Plan, profile: Profile, times: LayerTimes, edges: Sequence[int], works: Sequence[StageWork]
+) -> dict[tuple[int, int, int], LinkMeeting]:
+    """Return what is left of a message and of a rank's gathers that meet, by the message's stages and the rank.
+
+    Where links are unknown, both have half of the port if they pass the same one.
+    """
+    size, stride = shard_group(plan)
+    port, homes = int(inside(profile, (size, stride))), plan_homes(plan)
+    ranks = product(plan, *AXES[1:])
+    gathered, constants = profile.held(plan).parameter_bytes - times.narrowed, fetched(profile.constants)
+    most = [float(profile.by_block(gathered[a:b], np.arange(a, b)).max()) for a, b in itertools.pairwise(edges)]
+    found = {}
+    for stage, work in enumerate(works[:-1]):
+        for here, there in ((stage, stage + 1), (stage + 1, stage)):
+            pair = homes[here], homes[there]
+            for end in (here, there):
+                apart = LinkMeeting(*(0.5, 0.5) if work.port == port else ())
+                if pair[0] != pair[1]:
+                    meeting = profile.network.meeting((most[end], size, stride), pair, ranks, homes[end], constants)
+                    found[here, there, homes[end]] = meeting or apart
+    return found
 
 
 def _together(busy: Sequence[Sequence[tuple[float, float]]]) -> np.ndarray:
@@ -151,13 +196,14 @@ def _in_order(blocks: list[_Block], kind: str) -> list[_Block]:
 
 
 class _SharedPort(Stream):
-    """The port of a rank, whose gathers and reductions have half of it while a message passes to or fro."""
+    """The port of a rank, of which a message that passes to or fro leaves a part to gathers and reductions."""
 
     __slots__ = ("busy", "coming", "passed")
 
     def __init__(self) -> None:
         super().__init__()
-        self.passed: list[tuple[float, float]] = []  # when messages pass, from and to, in order
+        # when messages pass, from and to, in order, and what they leave to gathers
+        self.passed: list[tuple[float, float, float]] = []
         self.busy: list[tuple[float, float]] = []  # when it gathers and reduces, from and to, in order
         self.coming: list[float] = []  # what the gathers take that will be asked for next, at most two
 
@@ -179,12 +225,12 @@ class _SharedPort(Stream):
         """Return when what is asked for is there, if it begins now, which is not before the port is free."""
         while self.passed and self.passed[0][1] <= self.free_s:
             del self.passed[0]
-        for begin, end in self.passed:
+        for begin, end, rate in self.passed:
             if begin >= now + seconds:
                 break
             if begin > now:
                 now, seconds = begin, seconds - (begin - now)
             if end > now:
-                shared = min(2 * seconds, end - now)
-                now, seconds = now + shared, seconds - shared / 2
+                shared = min(seconds / rate, end - now)
+                now, seconds = now + shared, seconds - shared * rate
         return now + seconds

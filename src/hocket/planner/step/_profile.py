@@ -113,6 +113,7 @@ class Profile:
         self.kinds, index = workload.kinds
         self.index = np.array(index, dtype=np.int64)
         self._held = functools.lru_cache(maxsize=64)(self._shares_held)
+        self._ports = functools.lru_cache(maxsize=1024)(self._ports_of)
         self._per_kind = functools.lru_cache(maxsize=8192)(self._kind)
         self.output_bytes = self._column("output_bytes")
         self.tensors = self._column("tensors")
@@ -144,7 +145,8 @@ class Profile:
             values: One of each of the layers.
             layers: Some, in the order of the forward pass.
         """
-        begins = np.flatnonzero(np.diff(self.blocks[layers], prepend=-1))
+        blocks = self.blocks[layers]
+        begins = np.concatenate(([0], np.flatnonzero(blocks[1:] != blocks[:-1]) + 1))
         return np.add.reduceat(values, begins)
 
     def times(self, plan: Plan, micro_batch: float) -> LayerTimes:
@@ -215,8 +217,10 @@ class Profile:
 
     def ports(self, plan: Plan) -> list[int]:
         """Return through which port each stage sends to the next: 1 inside a host, 0 to another."""
-        stride = product(plan, *AXES[1:])
-        return [int(not self.network.crosses(stride, *pair)) for pair in _pairs(plan)]
+        return list(self._ports(product(plan, *AXES[1:]), tuple(_pairs(plan))))
+
+    def _ports_of(self, stride: int, pairs: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+        return tuple(int(not self.network.crosses(stride, *pair)) for pair in pairs)
 
     def message_parts(self, plan: Plan, nbytes: float) -> int:
         """Return in how many parts the ranks that share tensors send such a message to the next stage.

@@ -20,7 +20,7 @@ from ..axes import AXES, product, replicas
 from ..network import LOCAL, Constants, Cost, Network, StageMessages, network_of, slowest_of, waiting
 from ..plan import Plan, plan_homes, undivided
 from ._ends import ends
-from ._gathers import follow_gathers
+from ._gathers import follow_gathers, least_fetched
 from ._interval import spread
 from ._likeness import alike, longer, untried
 from ._memory import Memory, memory_of
@@ -343,6 +343,7 @@ def _step(
     layers = own[worst]
     compute = m * float((times.forward + times.backward)[layers].sum())
     recompute = m * float(times.again[layers].sum())
+    fetches = plan.shard == "parameters" and replicas(plan)[0] > 1
     named, shared = NAMED_ORDERS.get(plan.pipeline_schedule), profile.network.at_once
     followed, fetched = None, 0.0
     straggle = (compute + recompute) * (
@@ -354,19 +355,21 @@ def _step(
     if (m * spent + filled).max() > left_s:
         return None
     if p > 1:
+        if fetches and least_fetched(plan, profile, times, edges, m) > left_s:
+            return None
         ports = profile.ports(plan)
         stages = stage_works(alone, edges, hops, constants.stage_s, ports)
         followed = follow(plan, stages)
     if followed:
+        if followed.seconds > left_s:
+            return None
         silent = functools.partial(dataclasses.replace, hop=0.0, latency=0.0, links=((), ()), beside=())
         plain = follow(plan, tuple(map(silent, stages)))
         assert plain is not None
         tensor[worst] = float((alone.tensor_forward + alone.tensor_backward)[layers].sum())
         bubble = max(0.0, plain.seconds - compute - recompute - m * (tensor[worst] + handling))
         sent = max(0.0, followed.seconds - plain.seconds)
-        if followed.seconds > left_s:
-            return None
-        if plan.shard == "parameters" and replicas(plan)[0] > 1:
+        if fetches:
             gathered = follow_gathers(plan, profile, times, edges, stages, followed, left_s)
             fetched, followed = max(0.0, gathered.seconds - followed.seconds), gathered
             if followed.seconds > left_s:
