@@ -174,6 +174,7 @@ def test_the_page_on_checkpoints_runs(
     assert "is damaged: __0_0.distcp has 7 bytes of" in said
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_your_script_prints_the_same_on_one_rank_and_on_two_and_after_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

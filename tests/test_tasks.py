@@ -307,6 +307,7 @@ def test_tasks_agree_where_rank_0_has_an_address_of_ipv6(monkeypatch: pytest.Mon
         assert len({one.result(timeout=deadline(30)) for one in found}) == 1
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize("launcher", _launchers())

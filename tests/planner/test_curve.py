@@ -70,6 +70,7 @@ def test_a_curve_says_of_a_tapered_network_what_a_prediction_does(workers: int) 
     assert steps["sharp"] < steps["as it is"] > steps["bigraph"]
 
 
+@pytest.mark.long
 def test_no_what_if_is_slower_than_what_there_is() -> None:
     # Two devices of one socket have a better way than neighbours of two, which the least of all links knows only.
     where = cluster.load("rails:hosts=4,spines=2,server=eflops,bandwidth=100Gbit/s")

@@ -97,6 +97,7 @@ def test_of_plans_that_a_constant_is_not_of_it_changes_nothing(captured: Workloa
     assert moved[False] > 0
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_constants_that_are_off_are_found_again_by_a_few_noisy_runs(captured: Workload, seed: int) -> None:
@@ -121,6 +122,7 @@ def test_constants_that_are_off_are_found_again_by_a_few_noisy_runs(captured: Wo
     assert max(after) < 0.25
 
 
+@pytest.mark.long
 def test_one_disturbed_run_does_not_move_the_others(captured: Workload) -> None:
     truth = (NETWORK, GUESS)
     plans = reference_plans(plans_of(captured), 4)
@@ -180,6 +182,7 @@ def test_what_messages_reach_of_a_slow_link_is_found(captured: Workload) -> None
         assert step_s(run.plan, captured, *found) == pytest.approx(run.step_s, rel=0.03)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("times", [0.5, 1.6])
 def test_how_fast_layers_of_which_ranks_have_a_part_compute_is_found_and_moves_all_such_plans(

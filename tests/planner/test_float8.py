@@ -109,6 +109,7 @@ def test_workloads_that_do_not_say_which_products_are_linear_layers_are_refused(
             predict(NARROW, workload, H100, workers=2, batch=2)
 
 
+@pytest.mark.long
 def test_only_who_asks_for_float8_is_given_a_plan_with_it() -> None:
     for fixed, precision in (({}, "bfloat16"), ({"precision": "fp8"}, "float8"), ({"precision": "float8"}, "float8")):
         found = search(LLAMA, H100, workers=8, batch=16, fixed=fixed, keep=2)

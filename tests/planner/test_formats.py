@@ -206,6 +206,7 @@ SOME = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("some", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_steps_of_a_real_h100_are_inside_their_intervals(some: bool) -> None:

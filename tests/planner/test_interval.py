@@ -111,6 +111,7 @@ def test_constants_that_no_other_row_tells_and_fields_that_no_formula_knows_are_
     assert rows["left out"][0] == "what embeddings and compression of the plan do to time and memory"
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_say_its_memory_is_refused_and_known_ones_have_theirs() -> None:
     workload = named_transformer("gpt-7b")
     unknown = cluster.load("star:hosts=2,server=commodity,server.flops=100TFLOP/s")

@@ -63,6 +63,7 @@ def test_likeness_is_1_of_a_plan_with_itself_and_less_the_more_fields_differ() -
     assert all(resemblance(one, plain) == resemblance(plain, one) for one in (sharded, in_parts, other))
 
 
+@pytest.mark.long
 def test_a_plan_that_no_formula_explains_is_foretold_as_it_ran_and_its_likes_are_moved(captured: Workload) -> None:
     """A sharded optimizer that is a third faster than formulas can say: its half of the state stays in a cache."""
     plans = [plan.resolve(4) for plan in reference_plans(plans_of(captured), 4)]
@@ -115,6 +116,7 @@ def test_the_interval_of_a_plan_whose_axis_no_run_used_is_wider_and_says_so(capt
     assert told(others[0], *others[1:])[1] is False
 
 
+@pytest.mark.long
 @settings(max_examples=5)
 @given(st.data())
 def test_the_search_misses_no_plan_that_runs_have_moved_to_the_front(captured: Workload, data: st.DataObject) -> None:

@@ -99,6 +99,7 @@ def test_nothing_that_was_left_out_is_faster(selene: Network, tried: list[Predic
     assert [one.step_s for one in found.ranked] == sorted(one.step_s for one in found.ranked)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("limit", [0, 120])  # most of the plans need more than 120 MB
 def test_plans_that_are_not_timed_in_full_would_not_have_been_ranked(limit: int) -> None:

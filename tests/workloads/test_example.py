@@ -10,7 +10,9 @@ from hocket.testing import run_ranks
 from hocket.workloads import SettingsError, build, example, names, settings_from_options
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name.startswith("resnet") else name for name in names()]
+)
 def test_it_learns_can_be_traced_and_is_the_same_every_time(name: str) -> None:
     found = example(name)
     (batch,) = found.batches(1)

@@ -67,6 +67,7 @@ def test_the_metrics_tell_the_whole_run(tmp_path: Path) -> None:
     assert all(0.0 < line["loss"] < 0.2 for line in lines)
 
 
+@pytest.mark.long
 def test_a_loss_without_bounds_ends_the_run_with_a_remedy(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", {})
     with pytest.raises(Diverged, match=r"by step \d+, at learning rate .*; use a lower --lr"):
@@ -152,6 +153,7 @@ def _measure() -> tuple[dict[str, Any], int]:
     return found, 0 if alone is None else alone.steps
 
 
+@pytest.mark.long
 def test_scaling_is_measured_alike_on_every_worker() -> None:
     (first, steps_alone), (second, none_alone) = run_ranks(_measure, 2)
     assert first == second

@@ -47,6 +47,7 @@ def in_a_pipeline() -> list[float]:
     return trained(Plan(pipeline_parallel_degree=2, micro_batches=2), compiled=True)
 
 
+@pytest.mark.long
 def test_blocks_that_are_compiled_one_by_one_train_in_a_pipeline() -> None:
     plain = trained(Plan(), compiled=False)
     for losses in run_ranks(in_a_pipeline, 2, timeout_s=240):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from hocket.testing import run_ranks
 
+from ...asked import asked
 from . import programs
 
 EVEN = [16] * 7
@@ -63,16 +65,24 @@ def cases(n: int) -> dict[str, programs.Case]:
 CASES = {n: cases(n) for n in (2, 4)}
 
 
-@functools.cache
-def results(n: int) -> list[dict[str, Any]]:
-    return run_ranks(programs.many, n, CASES[n], timeout_s=100)
+@pytest.fixture(scope="module")
+def results(request: pytest.FixtureRequest) -> Callable[[int], list[dict[str, Any]]]:
+    """What each of so many ranks has of each case."""
+
+    @functools.cache
+    def run(n: int) -> list[dict[str, Any]]:
+        names = [name for ranks, name in asked(request, "n", "name") if ranks == n]
+        return run_ranks(programs.many, n, {name: CASES[n][name] for name in names}, timeout_s=100)
+
+    return run
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     ("n", "name"),
     [pytest.param(n, name, marks=[pytest.mark.long] if n == 4 else []) for n, cases in CASES.items() for name in cases],
 )
-def test_losses_and_weights_of_one_process(n: int, name: str) -> None:
+def test_losses_and_weights_of_one_process(n: int, name: str, results: Callable[[int], list[dict[str, Any]]]) -> None:
     losses, parameters = programs.alone(CASES[n][name])
     seen = set()
     for rank in results(n):

@@ -77,6 +77,7 @@ def other_seed() -> str:
     return next(seed for seed in seeds if printed(f"print(*set({NAMES}))", seed, "-S").split() != [*set(NAMES)])
 
 
+@pytest.mark.long
 def test_steps_in_the_order_of_a_set_are_told_from_those_in_a_fixed_order() -> None:
     fixed, of_set = zip(*(digests.split() for _, digests in of_processes()), strict=True)
     assert len(set(fixed)) == 1

@@ -25,6 +25,7 @@ def facts() -> list[dict[str, Any]]:
     return run_ranks(run_programs.odds_and_ends, 2, timeout_s=100)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ["stage", "layer"])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])

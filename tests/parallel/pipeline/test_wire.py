@@ -99,6 +99,7 @@ def inside_and_between(plan: Plan) -> tuple[tuple[list[float], list[int]], tuple
     return trained(1, plan), trained(2, plan)
 
 
+@pytest.mark.long
 def test_pipelines_of_tensor_ranks_send_half_between_hosts_with_the_losses_of_one_process() -> None:
     plan = Plan(tensor_parallel_degree=2, pipeline_parallel_degree=2, micro_batches=2)
     (expected, _) = run_ranks(trained, 1, 1, None)[0]

@@ -49,7 +49,7 @@ def risen(plan: Plan, blocks: int, samples: int) -> int:
     return process_memory()["peak"] - before
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "plan", [Plan(tensor_parallel_degree=2), Plan(pipeline_parallel_degree=2)], ids=["tensor", "pipeline"]
 )

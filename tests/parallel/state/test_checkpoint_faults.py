@@ -443,6 +443,7 @@ def test_a_rank_that_outlives_its_job_does_not_write_into_the_next_save(
     assert len(left) == 1
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kills", "damages", "plans"),

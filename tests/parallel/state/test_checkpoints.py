@@ -44,6 +44,7 @@ def test_a_run_goes_on_under_any_other_plan_and_world(tmp_path: Path) -> None:
         assert losses == pytest.approx(whole[7:], rel=1e-12)
 
 
+@pytest.mark.long
 def test_divided_tensors_layers_and_tables_go_on_where_they_were_not_divided_and_back(tmp_path: Path) -> None:
     # Saved under one plan, loaded under the next: on two ranks, then on four, then on one.
     tensor, pipeline = Plan(tensor_parallel_degree=2), Plan(pipeline_parallel_degree=2, micro_batches=2)
@@ -65,6 +66,7 @@ def test_divided_tensors_layers_and_tables_go_on_where_they_were_not_divided_and
         assert losses == pytest.approx(whole[name][9:], rel=1e-12), (plan, second[i])
 
 
+@pytest.mark.long
 def test_parameters_without_dimensions_or_elements_go_from_plan_to_plan(tmp_path: Path) -> None:
     # In one process all plans are the plain one.
     alone, _ = scalar_there_and_back(str(tmp_path / "alone"))

@@ -208,6 +208,7 @@ def test_what_plain_torch_would_take_is_taken(tmp_path: Path) -> None:
         trainer.load_state_dict(tmp_path / "text")
 
 
+@pytest.mark.long
 def test_transformers_loads_what_was_written_and_its_own_folders_come_in(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(

@@ -20,6 +20,7 @@ def stepped(n: int) -> list[dict[str, dict[str, Any]]]:
     return run_ranks(programs.all_small_models, n, timeout_s=240)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("n", WORLDS)

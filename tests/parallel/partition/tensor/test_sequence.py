@@ -17,7 +17,9 @@ def trained(n: int) -> list[dict[str, Any]]:
     return run_ranks(programs.in_sequence if n == 2 else programs.gpt_in_sequence, n, timeout_s=150)
 
 
-@pytest.mark.parametrize(("n", "name"), [(2, "gpt"), (2, "seq2seq"), (2, "mixer"), (4, "gpt")])
+@pytest.mark.parametrize(
+    ("n", "name"), [(2, "gpt"), (2, "seq2seq"), (2, "mixer"), pytest.param(4, "gpt", marks=pytest.mark.long)]
+)
 def test_gradients_and_steps_are_those_of_the_plain_model(n: int, name: str) -> None:
     for rank in trained(n):
         found = rank[name]

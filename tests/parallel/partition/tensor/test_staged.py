@@ -19,6 +19,7 @@ def test_blocks_of_a_cut_model_can_be_computed_again_in_back_propagation() -> No
         assert rank["gradients"] < 1e-12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sequence", [False, True])
 def test_stages_of_a_cut_model_compute_what_the_plain_model_does(sequence: bool) -> None:
     for rank in run_ranks(programs.staged, 2, sequence, timeout_s=90):
@@ -76,6 +77,7 @@ def staged() -> tuple[str, list[float], list[float]]:
     return refused, *losses
 
 
+@pytest.mark.long
 def test_parameters_that_functions_use_are_divided_inside_stages() -> None:
     """After a model that was refused: what it had begun left later ones read as parts, and a KeyError came of it."""
     for refused, alone, divided in run_ranks(staged, 4, timeout_s=100):

@@ -78,6 +78,7 @@ def test_one_device_trains_as_a_program_without_hocket() -> None:
         assert min(losses) < 0.9 * losses[0]
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("n", [2, 3])
 def test_sharded_forms(n: int) -> None:
@@ -140,6 +141,7 @@ def test_a_run_goes_on_under_another_plan(tmp_path: Path) -> None:
         assert found[name] == pytest.approx(part(name, Plan(), "", "", 13), rel=1e-9)
 
 
+@pytest.mark.long
 def test_clipping_counts_what_other_ranks_hold_of_divided_tables() -> None:
     plans = [Plan(embeddings=how, clip_norm=0.3) for how in ("row", "table")]  # type: ignore[arg-type]
     losses, _, norm = trainer_programs.train("tables", "sgd", Plan(clip_norm=0.3))
