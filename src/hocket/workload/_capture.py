@@ -92,7 +92,10 @@ def capture(
     if place.type == "meta" and not trace.passed_back:
         source += ", its backward pass taken for twice the forward pass"
     passes = 0 if timing else update.passes
-    return Workload(name or type(model).__name__, size, layers, precision, source, unit, optimizer_s, passes)
+    return Workload(
+        name or type(model).__name__, size, layers, precision, source, unit, optimizer_s, passes,
+        update_values=update.values,
+    )  # fmt: skip
 
 
 def _layers(
@@ -124,6 +127,7 @@ def _layers(
         shares[index] = (*shares.get(index, ()), *found)
     layers = []
     trained_before = False
+    last: nn.Parameter | None = None  # of those before that are trained
     calls = sum(max(1, trace.total(index).calls) for index in order)
     passing, fixed = _apart(order, trace, state, peaks)
     for index in order:
@@ -151,11 +155,13 @@ def _layers(
                 launch_s=timing.launch_s * max(1, spent.calls) / calls if timing else 0.0,
                 peak_bytes=passing[index],
                 peak_fixed_bytes=fixed[index],
+                update_bytes=update.single_bytes(own_state.parameters, last),
             )
         )
         in_loss = index in peaks and peaks[index].in_loss
         own_shares = tuple(_with_peak(one, layers[-1], in_loss) for one in shares.get(index, ()))
         layers[-1] = dataclasses.replace(layers[-1], shares=own_shares)
+        last = next((one for one in reversed(own_state.parameters) if one.requires_grad), last)
         trained_before |= any(one.requires_grad for one in unit.module.parameters())
     return tuple(layers)
 

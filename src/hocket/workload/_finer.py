@@ -95,6 +95,7 @@ def _apart(layer: Layer, steps: Sequence[WorkloadStep]) -> list[Layer]:
                 state[number],
                 peak_bytes=peaks[number],
                 peak_fixed_bytes=layer.peak_fixed_bytes,
+                update_bytes=layer.update_bytes if gradients[number] else 0.0,  # which has the largest is not known
                 tensors=counted[number],
                 operations=tuple(one.over(1 / share) for one in layer.operations) if share else (),
                 forward_s=layer.forward_s * forward[number],

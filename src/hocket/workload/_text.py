@@ -58,18 +58,20 @@ def parse(text: str) -> Workload:
     try:
         batch = int(head.pop("batch"))
         optimizer_s, update_passes, disturbed = (
-            float(head.pop(one, "0")) for one in ("optimizer_s", "update_passes", "disturbed")
+            _number(one, head.pop(one, "0")) for one in ("optimizer_s", "update_passes", "disturbed")
         )
+        update_values = _number("update_values", head.pop("update_values")) if "update_values" in head else None
     except ValueError as error:
         raise WorkloadError(
-            f"workload {name!r}: {error}; write numbers for batch, optimizer_s, update_passes and disturbed"
+            f"workload {name!r}: {error}; write numbers for batch, optimizer_s, update_passes, update_values and "
+            "disturbed"
         ) from None
     layers, finer = found.values()
     if not layers:
         raise WorkloadError(f"workload {name!r}: it has no line 'layer'")
     return Workload(
         name, batch, tuple(layers), optimizer_s=optimizer_s, update_passes=update_passes, finer=tuple(finer),
-        disturbed=disturbed, **head,
+        disturbed=disturbed, update_values=update_values, **head,
     )  # fmt: skip
 
 
@@ -91,6 +93,14 @@ def _with(layer: Layer, words: list[str], *, inner: bool) -> Layer:
         operation = Operation(words[0], **_values(Operation, words[1:]))
         share = dataclasses.replace(share, operations=(*share.operations, operation))
     return dataclasses.replace(layer, shares=(*others, share))
+
+
+def _number(name: str, text: str) -> float:
+    """Return a number of a workload's head. Raises ValueError: it is none, or not a finite one of 0 or more."""
+    value = float(text)
+    if not 0 <= value <= sys.float_info.max:
+        raise ValueError(f"{name} {text!r} is not a finite number of 0 or more")
+    return value
 
 
 _Value = Layer | Operation | Share | Exchange

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ._share import DividedShare, Exchange, Operation, Share, WorkloadError, fields_text, word
 
-HEAD = ("batch", "precision", "source", "unit", "optimizer_s", "update_passes", "disturbed")
-"""Fields with a line of their own at the head of a workload's text; the last one only where it is not 0."""
+HEAD = ("batch", "precision", "source", "unit", "optimizer_s", "update_passes", "update_values", "disturbed")
+"""Fields with a line of their own at the head of a workload's text; the last two only where known, or not 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,8 @@ class Layer:
             pass, what the loss makes for a moment. 0 if unknown, and then the outputs tell it.
         peak_fixed_bytes: And of what does not grow with the batch, besides gradients of the parameters of layers behind
             it: gradients of its own, as far as they are there then, what is added to them, weights in another type.
+        update_bytes: What the optimizer makes for a moment of the layer's largest tensor, where it goes from one tensor
+            to the next; see `Workload.update_values`.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Layer:
     peak_bytes: float = 0.0
     peak_fixed_bytes: float = 0.0
     frozen_tensors: int = 0
+    update_bytes: float = 0.0
 
     def share(self, degree: int, *, sequence: bool = False, axis: str = "tensor") -> Share:
         """Return what one of `degree` ranks does of the layer; all of it, if so many cannot divide it.
@@ -139,6 +142,8 @@ class Workload:
         optimizer_s: Measured time of the optimizer's step; 0 if not measured.
         update_passes: How many times as much as the gradients have the optimizer's kernels read and write; 0 where it
             is one kernel, whose state says it.
+        update_values: How many times as much as the gradients are the values that the optimizer makes of all parameters
+            at a time, which are there for a moment; None if unknown: 1 then if its state may be Adam's, and 0 if not.
         disturbed: Cores that others computed on while times were measured, which are far too long then; 0 if none.
         finer: What the layers consist of, in the same order: parts that no rank divides, between which pipelines can be
             cut, too; none if unknown.
@@ -154,6 +159,7 @@ class Workload:
     update_passes: float = 0.0
     finer: tuple[Layer, ...] = ()
     disturbed: float = 0.0
+    update_values: float | None = None
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -300,7 +306,8 @@ class Workload:
     def __str__(self) -> str:
         """Return the text that `parse` reads. A layer like an earlier one is `layer NAME like EARLIER`."""
         lines = [f"workload {word(self.name)}"]
-        lines += [f"{name} {word(str(getattr(self, name)))}" for name in HEAD if name != "disturbed" or self.disturbed]
+        left_out = {"update_values": self.update_values is None, "disturbed": not self.disturbed}
+        lines += [f"{name} {word(str(getattr(self, name)))}" for name in HEAD if not left_out.get(name)]
         seen: dict[Layer, str] = {}
         for kind, layer in (*(("layer", one) for one in self.layers), *(("step", one) for one in self.finer)):
             nameless = dataclasses.replace(layer, name="")

@@ -196,7 +196,9 @@ def _halved(workload: Workload, network: Network) -> Workload:
         raise PlanError("nothing to predict:", [PlanFinding("what-if", rule, "leave fp16 out")])
     faster = network.peak("bfloat16")[0] > network.peak("float32")[0]
     layers, finer = _halved_layers(workload.layers, faster), _halved_layers(workload.finer, faster)
-    return dataclasses.replace(workload, layers=layers, finer=finer, precision="bfloat16")
+    values = workload.update_values  # they are in full precision still, as is what is updated
+    values = 2 * values if values is not None else None
+    return dataclasses.replace(workload, layers=layers, finer=finer, precision="bfloat16", update_values=values)
 
 
 _PASSING = ("peak_bytes", "peak_fixed_bytes")

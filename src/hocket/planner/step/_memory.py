@@ -113,6 +113,7 @@ class _Columns(NamedTuple):
     back: NDArray[np.float64]  # what computing again brings back
     peak: NDArray[np.float64]  # `Layer.peak_bytes`, and what is saved of weights
     fixed: NDArray[np.float64]  # the rest of `Layer.peak_fixed_bytes`
+    update: NDArray[np.float64]  # `Layer.update_bytes`
 
     def of(self, layers: NDArray[np.int64]) -> "_Columns":
         """Return those of some layers."""
@@ -127,7 +128,7 @@ def _columns(workload: Workload, plan: Plan, scale: float) -> _Columns:
     rows = []
     for layer in workload.layers:
         state = (layer.parameter_bytes, layer.gradient_bytes, layer.optimizer_bytes)
-        peak = (layer.peak_bytes, layer.peak_fixed_bytes)
+        peak = (layer.peak_bytes, layer.peak_fixed_bytes, layer.update_bytes)
         # Like layers share operations.
         key = (id(layer.operations), id(layer.shares), *state, *peak, layer.output_bytes, layer.tensor_limit)
         if key not in made:
@@ -141,7 +142,8 @@ def _columns(workload: Workload, plan: Plan, scale: float) -> _Columns:
                 most = max(most, whole)
             fixed = max(0.0, share.peak_fixed_bytes - casts)
             passing = (layer.output_bytes * scale / each, whole - kept, most, fixed)
-            made[key] = (*held, kept, *passing)
+            part = share.gradient_bytes / layer.gradient_bytes if layer.gradient_bytes else 1.0
+            made[key] = (*held, kept, *passing, layer.update_bytes * part)
         rows.append(made[key])
     return _Columns(*np.array(rows, dtype=np.float64).T)
 
@@ -230,9 +232,9 @@ def memory_of(
             moments = [(held, True)]
             if flight >= plan.micro_batches * plan.accumulate and (not lasting or plan.shard == "parameters"):
                 moments = [(held, False), (held - saved, True)] if flight > 1 else [(held, False)]
-            parts = 1 if plan.shard == "none" else shared
+            update = _update_bytes(own, workload.update_values) / (1 if plan.shard == "none" else shared)
             working, absent = max(
-                (_fullest(own, there, held, gradients, arriving, stay, parts) for there, stay in moments),
+                (_fullest(own, there, held, gradients, arriving, stay, update) for there, stay in moments),
                 key=lambda pair: pair[0] - pair[1],
             )
             working += added
@@ -246,6 +248,16 @@ def memory_of(
     return max((of(one) for one in range(pipeline)), key=lambda one: one.total)
 
 
+def _update_bytes(own: _Columns, values: float | None) -> float:
+    """Return what an update of some layers makes for a moment, where the rank updates all of them."""
+    gradients = float(own.gradients.sum())
+    if values is None:
+        # Torch's Adam, whose two moments are of the gradients' type, updates all parameters of a device at a time, and
+        # makes one more value for each.
+        values = 1.0 if own.optimizer.sum() == 2 * gradients else 0.0
+    return values * gradients + float(own.update.max())
+
+
 def _fullest(
     own: _Columns,  # of the rank's layers
     held: float,  # activations of all micro-batches under way
@@ -253,7 +265,7 @@ def _fullest(
     gradients: float,  # of the parameters, that the rank holds when all are there
     arriving: float,  # of a layer, beside the memory in which they are added up
     stay: bool,  # gradients are there all the time, not only from their layer's backward pass on
-    shared: int,  # among how many ranks the update is divided
+    update: float,  # what it makes for a moment
 ) -> tuple[float, float]:
     """Return what is there for a moment at the fullest one, and what of activations and gradients is not.
 
@@ -271,10 +283,6 @@ def _fullest(
         there, fixed = behind + np.minimum(own.fixed, each), np.maximum(0.0, own.fixed - each)
     moments = activations - gone + there + passing + fixed
     fullest = int(moments.argmax())
-    # Torch's Adam, whose two moments are of the gradients' type, updates all parameters of a device at a time, and
-    # makes one more value for each.
-    adam = own.optimizer.sum() == 2 * own.gradients.sum()
-    update = float(own.gradients.sum()) / shared if adam else 0.0
     if gradients + update >= moments[fullest]:
         return update, most
     working = float(passing[fullest] + fixed[fullest])
