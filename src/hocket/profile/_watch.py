@@ -10,6 +10,7 @@ import functools
 import json
 import multiprocessing.util
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -30,6 +31,8 @@ from ._record import RankRecord
 from ._stacks import StackReader
 
 if TYPE_CHECKING:
+    from torch.distributed import Store
+
     from hocket.planner import Plan
 
 _T = TypeVar("_T")
@@ -68,6 +71,18 @@ def watch(rank: int | None = None, world: int | None = None, folder: str | os.Pa
         print(f"hocket: this run is not recorded in {str(place)!r}: {error.strerror or error}", file=sys.stderr)
         return
     _watch = Watch(record, place)
+    name_run(torch_adapter.default_store())
+
+
+def name_run(store: "Store | None") -> None:
+    """Record of which run this rank is, by a name that the first rank to come leaves in the store of the world's group.
+
+    Nobody is waited for. Records of several runs in one folder are told apart by it.
+    """
+    if _watch is not None and store is not None:
+        with contextlib.suppress(RuntimeError, OSError, ValueError):  # the store is gone: the run has no name
+            name = secrets.token_hex(lay.RUN_NBYTES)
+            _watch.record.of_run(bytes.fromhex(store.compare_set("hocket-run", "", name).decode()))
 
 
 def record_folder() -> Path | None:
