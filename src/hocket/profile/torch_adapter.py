@@ -21,8 +21,8 @@ def rank_and_world() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def default_store() -> dist.Store | None:
-    """Return the store of the world's group; None without one."""
+def default_store() -> Any:
+    """Return the store of the world's group (`torch.distributed.Store`); None without one."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     return dist.distributed_c10d._get_default_store()
