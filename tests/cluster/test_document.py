@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hocket import cluster
-from hocket.cluster import ClusterError
+from hocket.cluster import ClusterError, describe, load
 
 SPECS = [
     "star:hosts=3,bandwidth=100Gbit/s,latency=1.3us,reduction=true",
@@ -261,3 +261,9 @@ def test_ranks_outside_of_hosts_are_said_to_be() -> None:
     link = '[[links]]\nends = ["a", "b"]\nbandwidth = "1 GB/s"\n'
     with pytest.raises(ClusterError, match="2 of 2 ranks stand in no host; give the nodes a `host`"):
         cluster.from_toml(nodes + link).ranks_per_host()
+
+
+def test_what_trainings_reach_is_shown() -> None:
+    told = describe(load("star:hosts=2,reached.jitter=0.03"))
+    assert "reached by trainings: jitter 0.03" in told.splitlines()
+    assert "reached" not in describe(load("star:hosts=2"))

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -236,6 +237,17 @@ def test_what_a_warden_is_at_is_left_to_it(job: Any, temporary: Path, wait_until
     assert directory.exists()
     os.kill(keeping, signal.SIGCONT)
     wait_until(lambda: not directory.exists() and _sweep.start_ticks(keeping) is None)
+
+
+def test_a_job_whose_end_was_interrupted_can_be_ended_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job().__enter__()
+    assert job._warden is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(job._warden, "wait", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            job.end()
+    job.end()
+    assert not os.path.exists(job.directory)
 
 
 def test_nothing_that_ends_a_launcher_ends_a_warden_that_has_just_begun(wait_until: Any) -> None:

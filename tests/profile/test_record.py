@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.comm import OperationRecord
+from hocket.explain import explain
 from hocket.profile import OPERATION, WAIT, _record, read_run, watch
 from hocket.profile import _layout as lay
 from hocket.profile._live import live_ranks
@@ -178,3 +179,41 @@ def test_a_record_for_which_there_is_no_space_leaves_no_file(tmp_path: Path, mon
     with pytest.raises(OSError, match="No space left"):
         RankRecord(tmp_path, 0, 1)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_record_that_a_rank_left_of_another_run_is_not_read_with_this_ones(tmp_path: Path) -> None:
+    """As where a rank could not record, in a folder that a run of as many ranks has used before."""
+    runs = [tmp_path / "before", tmp_path / "now"]
+    for folder in runs:
+        run_ranks(program, 2, str(folder), timeout_s=deadline(60))
+        assert [one.rank for one in read_run(folder).ranks] == [0, 1]
+        assert not any("nothing is known" in one for one in explain(folder).remarks)
+    other = runs[0] / lay.FILE.format(1)
+    other.replace(runs[1] / other.name)
+    run = read_run(runs[1])
+    assert ([one.rank for one in run.ranks], run.others) == ([0], (1,))
+    assert [one.rank for one in live_ranks(runs[1])] == [0]
+    assert explain(runs[1]).remarks[0] == (
+        "nothing is known of 1 of 2 ranks (1): what the folder has of them is of another run, which began before"
+    )
+
+
+def recorded(folder: str) -> None:
+    """A rank that HOCKET_RECORD has record from the beginning of the group, in two groups of all ranks."""
+    dist.new_group([0])
+    dist.all_reduce(torch.ones(10))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_ranks_of_a_run_name_it_alike(tmp_path: Path, rank: int) -> None:
+    names = []
+    for turn in ("before", "now"):
+        folder = tmp_path / turn
+        run_ranks(recorded, 2, str(folder), env={"HOCKET_RECORD": str(folder)}, timeout_s=deadline(60))
+        (name,) = {
+            (folder / lay.FILE.format(one)).read_bytes()[lay.RUN_AT : lay.RUN_AT + lay.RUN_NBYTES] for one in (0, 1)
+        }
+        names.append(name)
+    assert len({*names, bytes(lay.RUN_NBYTES)}) == 3
+    (tmp_path / "before" / lay.FILE.format(rank)).replace(tmp_path / "now" / lay.FILE.format(rank))
+    assert read_run(tmp_path / "now").others == (rank,)

@@ -34,6 +34,12 @@ def describe(cluster: Cluster) -> str:
     ]
     if cluster.reductions:
         lines += ["", *_reductions(cluster)]
+    if cluster.reached:
+        told = ", ".join(
+            f"{name} {value if isinstance(value, str) else format(value, '.6g')}"
+            for name, value in cluster.reached.items()
+        )
+        lines += ["", f"reached by trainings: {told}"]
     lines += ["", *_neighbours(cluster)]
     return "\n".join(lines)
 

@@ -42,7 +42,10 @@ def _create(options: Any, backend_options: Any) -> Any:
     group = open_group(options)
     if _RECORDED & os.environ.keys():
         # By name: `profile` stands above this package, and records every job that has a place for it.
-        importlib.import_module("hocket.profile").watch(group.rank(), group.size())
+        profile = importlib.import_module("hocket.profile")
+        profile.watch(group.rank(), group.size())
+        if not sys.modules["torch.distributed"].is_initialized():  # this is the world's group
+            profile.name_run(options.store)
     return group
 
 

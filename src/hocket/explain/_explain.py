@@ -41,13 +41,17 @@ class Explanation:
     @property
     def remarks(self) -> list[str]:
         """Sentences on what is not known, and what stands for the verdicts where there is none."""
-        unread = sorted(set(range(self.run.world)) - {one.rank for one in self.run.ranks})
-        listed = ", ".join(map(str, unread[:8])) + ", ..." * (len(unread) > 8)
-        found = []
-        if unread:
-            found.append(
-                f"nothing is known of {len(unread)} of {self.run.world} ranks ({listed}): no record, or a damaged one"
+        unread = set(range(self.run.world)) - {one.rank for one in self.run.ranks}
+        others = unread & set(self.run.others)
+        found = [
+            f"nothing is known of {len(ranks)} of {self.run.world} ranks "
+            f"({', '.join(map(str, sorted(ranks)[:8]))}{', ...' * (len(ranks) > 8)}): {why}"
+            for ranks, why in (
+                (unread - others, "no record, or a damaged one"),
+                (others, "what the folder has of them is of another run, which began before"),
             )
+            if ranks
+        ]
         made = [len(one.of(STEP)) for one in self.run.ranks]
         if self.parts is None:
             none = "no steps of training are recorded, so none is predicted: "

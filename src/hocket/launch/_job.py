@@ -160,5 +160,6 @@ class Job:
 
     def _tell(self, line: str) -> None:
         if self._warden is not None and self._warden.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # the warden was killed; the ranks still have their launcher
+            # The warden was killed (the ranks still have their launcher), or an `end` before this was interrupted.
+            with contextlib.suppress(BrokenPipeError, ValueError):
                 print(line, file=self._warden.stdin, flush=True)

@@ -379,7 +379,9 @@ class _RunningJob(JobListener):
             cores, present = usable_cores(), len(os.sched_getaffinity(0))
             quota = f"a quota of {cores} of " if cores < present else ""
             ranks = f"each of {self._arguments.nproc} ranks" if self._arguments.nproc > 1 else "the rank"
-            self.say(f"OMP_NUM_THREADS={threads} in {ranks} ({quota}{present} cores); set it to choose")
+            self.say(
+                f"OMP_NUM_THREADS={threads} in {ranks} ({quota}{present} core{'s' * (present != 1)}); set it to choose"
+            )
 
     def report(self, result: LaunchResult) -> None:
         if result.outcome == "failed":

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ._watch import (
         loading,
         mark_step,
+        name_run,
         no_steps,
         note,
         note_plan,
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
 __all__ = [
     "GARBAGE", "HVPROF_BINS", "LINK", "OPERATION", "PHASE", "SAMPLE", "STEP", "WAIT", "Bin", "Hang", "InGroup",
     "LiveRank", "OperationTotals", "RankRun", "Recent", "RecordError", "Recorder", "RunRecord", "StackGroup",
-    "bus_factor", "find_folder", "find_hang", "histogram_table", "live_ranks", "loading", "mark_step", "no_steps",
-    "note", "note_plan", "note_value", "phase", "read_any", "read_run", "record_folder", "short_place", "standing",
-    "tell_steps", "timeline_of", "users_frame", "watch", "write_flight_records",
+    "bus_factor", "find_folder", "find_hang", "histogram_table", "live_ranks", "loading", "mark_step", "name_run",
+    "no_steps", "note", "note_plan", "note_value", "phase", "read_any", "read_run", "record_folder", "short_place",
+    "standing", "tell_steps", "timeline_of", "users_frame", "watch", "write_flight_records",
 ]  # fmt: skip
 
 __getattr__ = lazy(
@@ -50,6 +51,6 @@ __getattr__ = lazy(
         "_recorder": "HVPROF_BINS Bin OperationTotals Recorder bus_factor",
         "_table": "histogram_table",
         "_timeline": "Recent timeline_of",
-        "_watch": "loading mark_step no_steps note note_plan note_value phase record_folder tell_steps watch",
+        "_watch": "loading mark_step name_run no_steps note note_plan note_value phase record_folder tell_steps watch",
     },
 )

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ._links import UndeliveredSegments
 from ._live import LiveRank
 
 _NAMED = 8
+_BRIEF_S = 1.0  # shorter waits are not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,9 @@ class Hang:
 
     Attributes:
         kind: "stopped", "dead", "ended", "native", "silent", "blocked", "busy", "recorded" (of a dump, which does not
-            tell), "order" (ranks wait for each other in a circle), "stalled" (all have come, and nothing moves), or
-            "standing" (nobody waits for long).
+            tell), "order" (ranks wait for each other in a circle), "stalled" (all have come, and nothing moves),
+            "undelivered" (the network loses what a rank sends), "unseen" (the records of those that are waited for are
+            elsewhere), or "standing" (nobody waits for long).
         sentence: All of it in one sentence.
         next_step: What to do.
         ranks: The ranks that the others wait for.
@@ -85,7 +88,7 @@ def find_hang(ranks: Sequence[LiveRank], after_s: float) -> Hang | None:
     speaker = min((one.rank for one in waiting if one.state in ("running", "blocked")), default=min(who))
     if roots:
         return _for_roots(roots, first, at, stacks, who, speaker)
-    if first.waiting is not None and not at.keys() >= set(first.waiting.ranks):
+    if not at.keys() >= _met(first):
         return None  # some ranks' records are elsewhere, on their hosts: who is late cannot be told from here
     circle = _circle(first.rank, awaited)
     if circle:
@@ -105,14 +108,54 @@ def find_hang(ranks: Sequence[LiveRank], after_s: float) -> Hang | None:
     )  # fmt: skip
 
 
+def lost_on_the_way(ranks: Sequence[LiveRank], rank: int, lost: UndeliveredSegments) -> Hang | None:
+    """Return that the network loses what a rank sends, where it waits for ranks that have no records here.
+
+    Args:
+        ranks: The ranks that have, on this host.
+        rank: Which of them asks.
+        lost: What it has sent in vain.
+    """
+    one = next((one for one in ranks if one.rank == rank and one.waits_s > 0.0), None)
+    if one is None:
+        return None
+    return Hang(
+        "undelivered",
+        f"rank {rank} of {one.world} (host {one.host}) has waited {one.waits_s:.0f} s in {_operation(one)}, and what "
+        f"it sends to {lost.peer} does not arrive: it was sent again {lost.times} times, and nothing has been "
+        f"acknowledged for {lost.since_s:.0f} s",
+        f"look at the network between the hosts; if `ping {lost.peer}` is answered and `ping -M do -s 1472 "
+        f"{lost.peer}` is not, packets of a usual size are too large for it (MTU)",
+        (), (rank,), one.waits_s, rank, _stacks(ranks),
+    )  # fmt: skip
+
+
 def standing(ranks: Sequence[LiveRank]) -> Hang:
-    """Return where all ranks are, though nobody waits: for who asks."""
+    """Return where all ranks are, though nobody waits, or nobody knows for whom: for who asks."""
+    waiting = [one for one in ranks if one.waits_s > _BRIEF_S and not one.gone]
+    unseen = sorted(set(range(max((one.world for one in ranks), default=0))) - {one.rank for one in ranks})
+    if waiting and unseen:  # else `find_hang` had said for whom
+        first = max(waiting, key=lambda one: one.waits_s)
+        return Hang(
+            "unseen",
+            f"rank {first.rank} of {first.world} has waited {first.waits_s:.0f} s in {_operation(first)}; who is late "
+            f"is not known, since {_count_of_records(unseen)}",
+            "ask on the other hosts, too, or let all hosts use one folder (HOCKET_RECORD)", (),
+            tuple(one.rank for one in waiting), first.waits_s, first.rank, _stacks(ranks),
+        )  # fmt: skip
     steps = sorted({one.steps for one in ranks})
     made = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}" if steps else "no"
     return Hang(
         "standing", f"no rank waits for another; {len(ranks)} ranks have made {made} steps", "", (), (), 0.0,
         min((one.rank for one in ranks), default=0), _stacks(ranks),
     )  # fmt: skip
+
+
+def _met(one: LiveRank) -> set[int]:
+    """Return the ranks that what a rank waits in is carried out with."""
+    if one.waiting is not None:
+        return set(one.waiting.ranks)
+    return set(range(one.world)) if one.peer == -1 else {one.rank, *([] if one.peer is None else [one.peer])}
 
 
 def _awaited(one: LiveRank, at: dict[int, LiveRank]) -> list[int]:
@@ -236,6 +279,10 @@ def _common(ranks: list[LiveRank]) -> str:
 
 def _count(number: int) -> str:
     return "1 has waited" if number == 1 else f"{number} have waited"
+
+
+def _count_of_records(unseen: Sequence[int]) -> str:
+    return f"{_ranks(unseen)} {'has no record' if len(unseen) == 1 else 'have no records'} here"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

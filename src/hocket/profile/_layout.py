@@ -16,6 +16,9 @@ HEAD: Final = struct.Struct("<8sIIIIQddII")
 """Magic, rank, world, process number, host's number of texts, start of the process in clock ticks, seconds from
 perf_counter to the epoch, perf_counter at the beginning, rows of both rings."""
 
+RUN_AT: Final = 64  # 16 bytes that all ranks of a run share and no other has; 0 where they have not agreed on any
+RUN_NBYTES: Final = 16
+
 # Offsets of what changes, each a word of its own.
 ROWS_AT: Final = (128, 136)  # u64: rows written to either ring
 TEXTS_AT: Final = 144  # u64: bytes of texts

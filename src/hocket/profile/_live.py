@@ -129,18 +129,26 @@ def live_ranks(folder: Path, *, dump: bool = True) -> list[LiveRank]:
 
 
 def files_of_newest(folder: Path) -> list[Path]:
-    """Return the records of the job that began last in a folder, and not those of one with more ranks before it."""
-    worlds: dict[Path, int] = {}
-    newest = (-math.inf, 0)
+    """Return the records of the job that began last in a folder, and not those of one before it.
+
+    Jobs differ in the number of their ranks, or in the name that their ranks have agreed on.
+    """
+    found: dict[Path, tuple[int, bytes]] = {}
+    newest = (-math.inf, 0, b"")
     for path in sorted(folder.glob("rank-*.record")):
-        world, begun_s = 0, -math.inf  # where it is damaged
+        world, name, begun_s = 0, b"", -math.inf  # where it is damaged
         with contextlib.suppress(OSError, struct.error), path.open("rb") as file:
-            magic, _, ranks, _, _, _, epoch_s, since_s, *_ = lay.HEAD.unpack(file.read(lay.HEAD.size))
+            head = file.read(lay.RUN_AT + lay.RUN_NBYTES)
+            magic, _, ranks, _, _, _, epoch_s, since_s, *_ = lay.HEAD.unpack_from(head)
             if magic == lay.MAGIC:
-                world, begun_s = ranks, epoch_s + since_s
-        worlds[path] = world
-        newest = max(newest, (begun_s, world))
-    return [path for path, world in worlds.items() if world in (0, newest[1])]
+                world, name, begun_s = ranks, head[lay.RUN_AT :].strip(b"\0"), epoch_s + since_s
+        found[path] = (world, name)
+        newest = max(newest, (begun_s, world, name))
+    return [
+        path
+        for path, (world, name) in found.items()
+        if not world or (world == newest[1] and (name == newest[2] or not name or not newest[2]))
+    ]
 
 
 def pid_namespace() -> str:

@@ -101,11 +101,13 @@ class RunRecord:
         folder: Where they are.
         ranks: The ranks, in their order.
         epoch_s: Seconds since the epoch at the run's zero.
+        others: Ranks whose record there is of another run, and is left out.
     """
 
     folder: Path
     ranks: tuple[RankRun, ...]
     epoch_s: float
+    others: tuple[int, ...] = ()
 
     @property
     def world(self) -> int:
@@ -160,7 +162,11 @@ def read_run(path: str | Path) -> RunRecord:
         raise RecordError(f"the records in {str(folder)!r} are damaged, or of another version of hocket")
     ranks = _aligned([one for one, _ in found], [epoch_s for _, epoch_s in found])
     zero_s = min(_begin(one) for one in ranks)
-    return RunRecord(folder, tuple(_shifted(one, -zero_s) for one in ranks), found[0][1] + zero_s)
+    others = {file.stem.removeprefix("rank-") for file in {*folder.glob("rank-*.record")} - {*files}}
+    return RunRecord(
+        folder, tuple(_shifted(one, -zero_s) for one in ranks), found[0][1] + zero_s,
+        tuple(sorted({int(name) for name in others if name.isdecimal()} & set(range(ranks[0].world)))),
+    )  # fmt: skip
 
 
 def _shifted(one: RankRun, by_s: float) -> RankRun:

@@ -83,6 +83,11 @@ class RankRecord:
         )
         os.replace(part, self.path)
 
+    def of_run(self, name: bytes) -> None:
+        """Say of which run this record is; the first name counts."""
+        if len(name) == lay.RUN_NBYTES and not any(self._map[lay.RUN_AT : lay.RUN_AT + lay.RUN_NBYTES]):
+            self._map[lay.RUN_AT : lay.RUN_AT + lay.RUN_NBYTES] = name
+
     # --- texts and rows ---------------------------------------------------------------------------------------------
 
     def text(self, value: Any) -> int:

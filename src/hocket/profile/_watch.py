@@ -10,6 +10,7 @@ import functools
 import json
 import multiprocessing.util
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -23,8 +24,8 @@ from hocket import comm
 from . import _layout as lay
 from . import torch_adapter
 from ._garbage import GarbageClock
-from ._hang import Hang, find_hang, standing
-from ._links import links_used
+from ._hang import Hang, find_hang, lost_on_the_way, standing
+from ._links import links_used, undelivered
 from ._live import live_ranks, users_frame
 from ._record import RankRecord
 from ._stacks import StackReader
@@ -68,6 +69,21 @@ def watch(rank: int | None = None, world: int | None = None, folder: str | os.Pa
         print(f"hocket: this run is not recorded in {str(place)!r}: {error.strerror or error}", file=sys.stderr)
         return
     _watch = Watch(record, place)
+    name_run(torch_adapter.default_store())
+
+
+def name_run(store: Any) -> None:
+    """Record of which run this rank is, by a name that the first rank to come leaves in the store of the world's group.
+
+    Nobody is waited for. Records of several runs in one folder are told apart by it.
+
+    Args:
+        store: A `torch.distributed.Store` that all ranks share and no other run; None: the run stays without a name.
+    """
+    if _watch is not None and store is not None:
+        with contextlib.suppress(RuntimeError, OSError, ValueError):  # the store is gone: the run has no name
+            name = secrets.token_hex(lay.RUN_NBYTES)
+            _watch.record.of_run(bytes.fromhex(store.compare_set("hocket-run", "", name).decode()))
 
 
 def record_folder() -> Path | None:
@@ -273,7 +289,10 @@ class Watch:
                 self._say(find_hang(ranks, 0.0) or standing(ranks))
         waits_s = self.record.waits_s()
         if waits_s > hang_s() and waits_s > 2 * self.record.patience_s:
-            found = find_hang(live_ranks(self._folder, dump=False), hang_s())
+            ranks = live_ranks(self._folder, dump=False)
+            found = find_hang(ranks, hang_s())
+            if found is None and (lost := undelivered()) is not None:  # ranks of other hosts have their records there
+                found = lost_on_the_way(ranks, self.record.rank, lost)
             if found is not None and found.speaker == self.record.rank and not self._is_said(found):
                 if found.kind == "native":  # only who speaks asks for stacks by a signal, which can end a sleep
                     found = find_hang(live_ranks(self._folder), hang_s()) or found

@@ -21,6 +21,13 @@ def rank_and_world() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def default_store() -> Any:
+    """Return the store of the world's group (`torch.distributed.Store`); None without one."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    return dist.distributed_c10d._get_default_store()
+
+
 def follow_updates(before: Callable[[], None], after: Callable[[], None]) -> list[Callable[[], object]]:
     """Call these around every `step` of every optimizer of the process; return what ends that."""
     hooks = [
