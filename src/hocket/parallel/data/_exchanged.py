@@ -285,7 +285,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.is_view and rows:
             taken = self._singles.setdefault((tensors[0].shape, tensors[0].stride()), set())
             singles = [one for one in results if one.numel() * self._samples == tensors[0].numel()]
-            taken.update(one.storage_offset() - tensors[0].storage_offset() for one in singles)
+            taken.update(int(one.storage_offset() - tensors[0].storage_offset()) for one in singles)
             if max(len(taken), len(singles)) > 1:
                 return True
         numbers = (one for one in tensors if one.dtype == torch.int64 and one.dim() and one.numel())  # of classes, say
