@@ -196,13 +196,14 @@ def test_the_model_itself_is_not_wrapped_while_it_is_distributed() -> None:
 class Slow(torch.optim.Optimizer):
     """Steps with another optimizer, and goes back half of the way each second time, as torch_optimizer's Lookahead."""
 
-    def __init__(self, inner: torch.optim.Optimizer) -> None:  # does not call the constructor of its base
-        self.optimizer, self.param_groups, self.defaults = inner, inner.param_groups, inner.defaults
+    def __init__(self, inner: torch.optim.Optimizer, name: str) -> None:  # does not call the constructor of its base
+        self.param_groups, self.defaults, self.inner_name = inner.param_groups, inner.defaults, name
+        setattr(self, name, inner)
         self.state: Any = {}
         self.steps, self.slow = 0, [p.detach().clone() for group in inner.param_groups for p in group["params"]]
 
     def step(self, closure: Any = None) -> Any:
-        loss = self.optimizer.step(closure)
+        loss = getattr(self, self.inner_name).step(closure)
         self.steps += 1
         if self.steps % 2 == 0:
             for group in self.param_groups:
@@ -212,13 +213,13 @@ class Slow(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self.optimizer.zero_grad(set_to_none)
+        getattr(self, self.inner_name).zero_grad(set_to_none)
 
 
-def train_with_a_wrapper(trainer: bool, closure: bool) -> tuple[list[float], Any]:
+def train_with_a_wrapper(trainer: bool, closure: bool, name: str) -> tuple[list[float], Any]:
     torch.manual_seed(0)
     model: Any = nn.Linear(4, 1).double()
-    optimizer: Any = Slow(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
+    optimizer: Any = Slow(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), name)
     loader: Any = DataLoader(data(), batch_size=7)
     losses = []
     if trainer:
@@ -240,11 +241,12 @@ def train_with_a_wrapper(trainer: bool, closure: bool) -> tuple[list[float], Any
     return losses, model.module.weight.tolist()
 
 
+@pytest.mark.parametrize("name", ["optimizer", "base_optimizer"])
 @pytest.mark.parametrize(("trainer", "closure"), [(False, False), (False, True), (True, False)])
 def test_an_optimizer_around_another_that_takes_no_hooks_itself_trains_as_by_one_process(
-    trainer: bool, closure: bool
+    trainer: bool, closure: bool, name: str
 ) -> None:
-    (alone,) = run_ranks(train_with_a_wrapper, 1, trainer, closure, timeout_s=120)
-    for losses, weight in run_ranks(train_with_a_wrapper, 2, trainer, closure, timeout_s=120):
+    (alone,) = run_ranks(train_with_a_wrapper, 1, trainer, closure, name, timeout_s=120)
+    for losses, weight in run_ranks(train_with_a_wrapper, 2, trainer, closure, name, timeout_s=120):
         assert losses == pytest.approx(alone[0], rel=1e-9)
         assert weight[0] == pytest.approx(alone[1][0], rel=1e-9)

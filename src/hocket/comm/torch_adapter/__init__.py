@@ -3,7 +3,7 @@
 torch's own stubs leave out or mistype most of them, hence `Any`.
 """
 
-from ._back_propagation import before_backward, in_backward, queue_callback
+from ._back_propagation import accumulates, before_backward, in_backward, queue_callback
 from ._collectives import called_by, hearing_collectives, reduced, without_collectives
 from ._graph import graph_marks, is_compiled, leaves, met, reaches, readers, result_sizes, sums_over_ranks
 from ._groups import (
@@ -59,11 +59,12 @@ __all__ = [
     "AllToAllOptions", "AllgatherOptions", "AllreduceCoalescedOptions", "AllreduceOptions", "BackendBase",
     "BarrierOptions", "BroadcastOptions", "CUSTOM_BACKEND", "DEFAULT_TIMEOUT", "DistNetworkError",
     "DistStoreError", "FileStore", "GatherOptions", "HAS_HOOKS", "HashStore", "PrefixStore", "ProcessGroupBase",
-    "ReduceOptions", "ReduceScatterOptions", "ScatterOptions", "Store", "TCPStore", "all_gather_single", "ask",
-    "before_backward", "begun", "called_by", "default_store", "dispatch_mode", "foreach_copy", "function_mode",
-    "graph_marks", "hearing_collectives", "in_backward", "in_transform", "is_compiled", "is_dtensor", "leaves",
-    "let_reducers_keep_works", "met", "orthogonalize", "outside_compiler", "outside_inference_mode", "pays_low_rank",
-    "process_group_gloo", "process_group_nccl", "queue_callback", "reaches", "readers", "reduce_scatter_single",
-    "reduced", "replace_rendezvous", "restoring_blocks", "result_sizes", "steps_of", "sums_over_ranks",
-    "uncompiled", "uncounted", "unsaved", "unseen", "wait_for", "without_collectives",
+    "ReduceOptions", "ReduceScatterOptions", "ScatterOptions", "Store", "TCPStore", "accumulates",
+    "all_gather_single", "ask", "before_backward", "begun", "called_by", "default_store", "dispatch_mode",
+    "foreach_copy", "function_mode", "graph_marks", "hearing_collectives", "in_backward", "in_transform",
+    "is_compiled", "is_dtensor", "leaves", "let_reducers_keep_works", "met", "orthogonalize", "outside_compiler",
+    "outside_inference_mode", "pays_low_rank", "process_group_gloo", "process_group_nccl", "queue_callback",
+    "reaches", "readers", "reduce_scatter_single", "reduced", "replace_rendezvous", "restoring_blocks",
+    "result_sizes", "steps_of", "sums_over_ranks", "uncompiled", "uncounted", "unsaved", "unseen", "wait_for",
+    "without_collectives",
 ]  # fmt: skip

@@ -20,6 +20,22 @@ def in_backward() -> bool:
     return bool(_torch_c._current_graph_task_id() != -1)
 
 
+def accumulates(parameter: torch.Tensor) -> bool:
+    """Return whether the gradient for which a hook of a parameter is called goes to `.grad`.
+
+    `torch.autograd.grad` calls hooks of the parameters that it is asked for, too, also where a function's own backward
+    calls it (the adjoint of an ODE): what it gives is not accumulated, and may become a part of what is.
+    """
+    if not _asked:
+        return True
+    node = torch.autograd.graph.get_gradient_edge(parameter).node
+    try:
+        _torch_c._will_engine_execute_node(node)
+    except RuntimeError as error:  # torch has no other word for it
+        return "autograd.grad()" not in str(error)
+    return True
+
+
 def queue_callback(callback: Callable[[], None]) -> None:
     """Have `callback` called when the running back-propagation ends; its exceptions come out of `backward()`."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
@@ -33,6 +49,7 @@ _OF_GRAD = (
 )  # fmt: skip
 _listeners = itertools.count()
 _wrapped: list[Any] = []
+_asked: list[None] = []  # one for each torch.autograd.grad that runs now, on any thread
 _told = threading.local()  # whether listeners have been told of what this thread computes
 
 
@@ -41,7 +58,7 @@ def before_backward(listener: Any) -> None:
 
     torch has hooks for gradients, which come when the loss's part of the graph is gone, and none for the beginning. So
     the first listener wraps `torch.autograd.backward`, by which `Tensor.backward` goes, too. `torch.autograd.grad`,
-    which calls no hooks of parameters, has `listener.gradients_of(outputs, inputs)` called before, and after it
+    which does not end at `.grad`, has `listener.gradients_of(outputs, inputs)` called before, and after it
     `listener.gradients_made(outputs, inputs, gradients, again)`, where `again` gives them for others of each.
     """
     if not _wrapped:
@@ -113,13 +130,24 @@ def _wrap_engine() -> None:
     module: Any = torch.autograd
     engine = getattr(module, "_engine_run_backward", None)
     if engine is None:
+        _asked.append(None)  # nobody tells, so that it is always looked at
         return
+
+    @functools.wraps(engine)
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("accumulate_grad") or torch.compiler.is_compiling():
+            return engine(*args, **kwargs)
+        _asked.append(None)
+        try:
+            return engine(*args, **kwargs)
+        finally:
+            _asked.pop()
 
     @functools.wraps(engine)
     def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or len(args) < 4 or not _tells():
-            return engine(outputs, *args, **kwargs)
-        roots, call = list(outputs), functools.partial(engine, outputs, *args, **kwargs)
+            return plain(outputs, *args, **kwargs)
+        roots, call = list(outputs), functools.partial(plain, outputs, *args, **kwargs)
         if kwargs.get("accumulate_grad"):
             return _tell_of_backward(roots, call)
         given = {"grad_outputs": args[0], "create_graph": args[2]}

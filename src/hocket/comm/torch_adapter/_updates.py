@@ -32,9 +32,15 @@ def _power_sgd() -> Any:
 def steps_of(optimizer: Any) -> Any:
     """Return the optimizer on which hooks on steps can be registered; None if there is none.
 
-    It is the inner one of a wrapper that is an `Optimizer` by name alone, and has not called its constructor.
+    It is the inner one of a wrapper that is an `Optimizer` by name alone, and has not called its constructor, whatever
+    it calls that (`optimizer`, `base_optimizer`), if it has only one.
     """
     for one in (optimizer, getattr(optimizer, "optimizer", None)):
-        if hasattr(one, "_optimizer_step_pre_hooks") and hasattr(one, "_optimizer_step_post_hooks"):
+        if _has_hooks(one):
             return one
-    return None
+    inner = {id(one): one for one in getattr(optimizer, "__dict__", {}).values() if _has_hooks(one)}
+    return next(iter(inner.values())) if len(inner) == 1 else None
+
+
+def _has_hooks(one: Any) -> bool:
+    return hasattr(one, "_optimizer_step_pre_hooks") and hasattr(one, "_optimizer_step_post_hooks")

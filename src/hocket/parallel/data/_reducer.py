@@ -212,7 +212,8 @@ class GradientReducer:
                     self._weight_hooks.append(parameter.register_hook(scale))  # type: ignore[no-untyped-call]
 
     def _is_told(self, number: int) -> bool:
-        return Ready.owner(self._parameters[number]) is self
+        parameter = self._parameters[number]
+        return torch_adapter.accumulates(parameter) and Ready.owner(parameter) is self
 
     def _adopt_order(self) -> None:
         """Lay out the buckets once more, by the order in which rank 0's first gradients arrived."""
