@@ -560,6 +560,7 @@ def silence_between_aggregators(stall_s):
     return outcomes
 
 
+@pytest.mark.long
 def test_silence_between_aggregators_is_noticed_on_both_sides():
     expected = [FailCode.PARENT_LOST, FailCode.PARENT_LOST, FailCode.MEMBER_LOST]
     for stall_s in (0.8, 1.6, 3.2, 6.4):  # a busy machine is silent, too: then for longer

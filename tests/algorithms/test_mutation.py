@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +31,7 @@ def schedules(draw: Any) -> Schedule:
     return one(collective, **draw(st.sampled_from(variants)))
 
 
+@pytest.mark.long
 @settings(max_examples=400, deadline=None)
 @given(schedules(), st.sampled_from(["drop", "duplicate", "reorder", "redirect", "verb"]), st.data())
 def test_what_the_verifier_says_is_what_trying_all_orders_says(schedule: Schedule, how: str, data: Any) -> None:

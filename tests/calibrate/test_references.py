@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from hocket.calibrate import Calibration
 from hocket.calibrate._references import further_plans, merged
 from hocket.planner import Constants, MeasuredPlan, Plan, fitted, predict, reference_plans
@@ -27,6 +29,7 @@ def _true(workload: Workload, constants: Constants = GUESS) -> dict[Plan, float]
     return {plan: step_s(plan, workload, NETWORK, constants) for plan in plans}
 
 
+@pytest.mark.long
 def test_a_run_that_took_twice_as_long_as_foretold_is_run_again_after_the_fastest(captured: Workload) -> None:
     true_s = _true(captured)
     disturbed = next(plan for plan in true_s if plan.pipeline_parallel_degree == 2)
@@ -36,6 +39,7 @@ def test_a_run_that_took_twice_as_long_as_foretold_is_run_again_after_the_fastes
     assert disturbed in rest
 
 
+@pytest.mark.long
 def test_who_may_be_chosen_is_run(captured: Workload) -> None:
     true_s = _true(captured)
     best = min(plans_of(captured), key=lambda plan: step_s(plan, captured, NETWORK, GUESS)).resolve(4)

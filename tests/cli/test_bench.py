@@ -131,6 +131,7 @@ def test_a_file_that_can_no_more_be_written_is_an_error(tmp_path, capsys):
         assert "1 KiB" in said.out  # what was measured is not lost
 
 
+@pytest.mark.long
 def test_a_measurement_that_takes_too_long_is_given_up():
     result = _run("allreduce", "--sizes", "64MiB", "--rounds", "1000", "--timeout", "4")
     assert result.exit_code == 2

@@ -70,6 +70,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [2, 300])
 def test_a_page_tells_of_few_ranks_and_of_many_without_the_network(tmp_path: Path, ranks: int) -> None:
     recorded(tmp_path, ranks, late=ranks - 1, steps=STEPS if ranks == 2 else 12)

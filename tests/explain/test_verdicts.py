@@ -497,6 +497,7 @@ def test_steps_that_all_take_longer_are_told_though_no_rank_is_to_blame(
     )
 
 
+@pytest.mark.long
 def test_a_run_is_replayed_as_it_was_and_without_a_delay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained(tmp_path, "compute", 4.0)
     parts = parts_of(read_run(tmp_path))

@@ -37,6 +37,7 @@ def test_taking_it_down_ends_what_runs_in_it(up: Up, temporary: Path) -> None:
     fabric.close()  # a second time does nothing
 
 
+@pytest.mark.long
 def test_killing_the_keeper_leaves_nothing(up: Up, temporary: Path) -> None:
     fabric = up(SPEC)
     inside = fabric.run_in_host("host1", STUBBORN)
@@ -68,6 +69,7 @@ time.sleep(1000)
     until(lambda: processes_with("TMPDIR", temporary) == [])
 
 
+@pytest.mark.long
 def test_what_keeper_and_warden_could_not_end_goes_with_the_next_fabric(up: Up, temporary: Path) -> None:
     fabric = up(SPEC, name="lost")
     # Not through run_in_host, whose processes would go with this one.

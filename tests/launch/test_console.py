@@ -91,6 +91,7 @@ def test_a_bar_that_was_shown_before_its_end_is_not_shown_again_at_its_end() -> 
     assert assembler.rest() == []
 
 
+@pytest.mark.long
 def test_a_line_is_not_shown_in_parts_because_the_line_before_is_old(
     script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

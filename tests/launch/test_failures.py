@@ -420,6 +420,7 @@ def test_a_stopped_rank_is_the_headline_and_the_job_ends_soon(launched: Any, scr
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("watched", ["here", "by elastic"])
 def test_a_rank_that_is_stopped_while_ranks_start_is_ended_and_named_soon_after_the_timeout(
     launched: Any, script: Any, monkeypatch: pytest.MonkeyPatch, watched: str
@@ -583,6 +584,7 @@ def test_a_full_disk_does_not_take_a_traceback_away(launched: Any, script: Any) 
     assert "ValueError: of the program" in ran.err
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("flags", [[], ["--max-restarts", "1"]])
 def test_a_rank_that_has_failed_and_does_not_end_is_ended(launched: Any, script: Any, flags: list[str]) -> None:
     source = """

@@ -129,9 +129,9 @@ def test_on_every_node_of_skypilot_the_same_command_makes_one_job(
     assert {"run.json", "run-node1.json"} <= {file.name for file in kept.iterdir()}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def slurm() -> None:
-    """Skip where no Slurm of two nodes runs."""
+    """Skip where no Slurm of two nodes runs; asked once, since one that is installed and does not run takes 9 s."""
     try:
         nodes = subprocess.run(["sinfo", "-h", "-N"], capture_output=True, text=True, check=True).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
@@ -254,6 +254,7 @@ def test_an_allocation_without_srun_is_told() -> None:
         run_step(["none-such"])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("slurm")
 @pytest.mark.parametrize("missing", [False, True])
 def test_the_tasks_of_a_step_may_save_when_who_started_it_is_told_to_end(

@@ -298,6 +298,7 @@ def stand_in_for_ssh(directory: Path, address: str) -> Path:
     return ssh
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("flags", "code", "said"),
     [
@@ -324,6 +325,7 @@ def test_a_job_that_never_began_leaves_no_run_and_a_directory_that_was_named_say
     assert all((one["outcome"], one["exit_code"]) in (("failed", 1), ("timed-out", 124)) for one in kept)
 
 
+@pytest.mark.long
 def test_an_interrupt_while_a_host_is_not_reached_ends_the_launch(
     hocket: Any, script: Any, tmp_path: Path, wait_until: Any
 ) -> None:

@@ -30,6 +30,7 @@ def predicted(plan: Plan, workload: Workload = LLAMA, **constants: object) -> Pr
     return predict(plan, workload, H100, workers=16, batch=16, constants=told)
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(
     hidden=st.sampled_from([128, 1024, 8192]),

@@ -85,6 +85,7 @@ def test_torchgpipe_s_pipelines_of_8_devices_follow_from_those_of_2_and_4(script
         assert torchgpipe.rate(row, *constants) == pytest.approx(row.rate, rel=0.07)
 
 
+@pytest.mark.long
 def test_torchtitan_s_llama_8b_on_h100_is_told_apart_uncompiled_compiled_and_in_float8(script: object) -> None:
     assert callable(script)
     llama = script("llama")

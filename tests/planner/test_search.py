@@ -242,6 +242,7 @@ def test_the_explanation_names_winner_runner_up_and_what_is_to_blame() -> None:
     assert all(set(row) == {"plan", "step", "80% within", "exposed", "idle", "memory", "why not"} for row in rows)
 
 
+@pytest.mark.long
 def test_the_chosen_plan_is_a_file_with_reasons(selene: Network) -> None:
     found = search(named_transformer("gpt-7b"), selene, workers=64, batch=128)
     plan = with_reasons(found)

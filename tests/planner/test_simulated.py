@@ -74,6 +74,7 @@ def test_gathers_share_ports_with_messages_and_other_stages(study: ModuleType, s
     assert abs(apart_of(study, seed, plan)) < 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("seed", "pipeline", "stages", "parts", "tensor"),
     [

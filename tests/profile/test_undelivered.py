@@ -37,6 +37,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.long
 def test_a_rank_tells_that_the_network_loses_what_it_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyroute2", reason="fabrics need the extra `fabric`")
     monkeypatch.setenv("HOCKET_HANG_S", "0.5")

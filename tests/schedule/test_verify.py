@@ -155,6 +155,7 @@ def test_beyond_a_few_hundred_ranks_random_numbers_find_a_lost_and_a_double_cont
         assert verify(Schedule("twice", schedule.collective, schedule.chunks, tuple(steps)), limit=2)
 
 
+@pytest.mark.long
 def test_halving_doubling_of_65536_ranks_is_verified_in_seconds():
     findings, took_s = timed(lambda: verify(halving_doubling(65536)))
     assert findings == ()

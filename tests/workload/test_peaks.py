@@ -81,6 +81,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "autocast"])
 def test_the_peak_of_a_device_with_its_own_memory_is_what_an_allocator_counts(name: str, kind: str) -> None:

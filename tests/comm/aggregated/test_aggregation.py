@@ -551,6 +551,7 @@ def _out_of_reach(flag):
     return data.tolist()
 
 
+@pytest.mark.long
 def test_a_rank_that_the_aggregator_lost_takes_nothing_for_the_result_when_others_leave(aggregator, tmp_path):
     relay, flag = Relay(aggregator.address, 1), tmp_path / "cut"
 

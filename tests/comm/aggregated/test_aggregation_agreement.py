@@ -263,6 +263,7 @@ subsets = st.sets(st.integers(0, N - 1)).map(frozenset)
 steps = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, N - 1)), min_size=1, max_size=14)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=80)
 @given(steps, st.lists(st.tuples(st.integers(0, 4), subsets), max_size=3), st.booleans(), st.booleans())
 def test_whoever_has_finished_when_it_fails_all_come_to_the_same_results(steps, lives, partly, watched):

@@ -109,6 +109,7 @@ def _one_stops(seconds):
         return str(error), error.missing, time.monotonic() - begin
 
 
+@pytest.mark.long
 def test_a_stopped_rank_is_a_timeout_that_names_it():
     with no_leftovers():
         found = run_ranks(_one_stops, 3, 2, timeout_s=30, expect_death={1}, allow_late={1})

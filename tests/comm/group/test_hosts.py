@@ -297,6 +297,7 @@ def _one_goes(how, numel):
         return type(error).__name__, str(error), getattr(error, "culprits", ()), time.monotonic() - begin_s
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["dies", "stops"])
 @pytest.mark.parametrize(
     ("layout", "numel"),
@@ -363,6 +364,7 @@ def _one_dies_before_a_group_is_made():
         return error.culprits, time.monotonic() - begin_s
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", [[0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 2, 3]])
 def test_who_dies_before_it_comes_to_make_a_group_is_named_within_seconds(layout):
     found = run(layout, _one_dies_before_a_group_is_made, expect_death={3}, env={"HOCKET_TIMEOUT": "60"})
@@ -382,6 +384,7 @@ def _one_dies_while_a_group_is_made(victim):
         return error.culprits, time.monotonic() - begin_s
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", [[0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 2, 3]])
 def test_who_dies_while_a_group_is_made_is_named_within_seconds(layout):
     found = run(layout, _one_dies_while_a_group_is_made, 3, expect_death={3}, env={"HOCKET_TIMEOUT": "60"})
@@ -408,6 +411,7 @@ def _one_s_connections_break(what):
     return caught.value.culprits, str(caught.value)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("what", ["send", "recv", "recv from any rank", "reduce_scatter"])
 def test_a_connection_that_has_broken_before_is_a_death_too(what):
     culprits, text = run([0, 1], _one_s_connections_break, what, expect_death={1})[0]
@@ -435,6 +439,7 @@ def _one_dies_in_the_middle_of_a_message():
     return caught.value.culprits, time.monotonic() - begin_s, bool(data[-1])
 
 
+@pytest.mark.long
 def test_who_dies_in_the_middle_of_a_message_is_named_within_seconds():
     found = run([0, 1, 2], _one_dies_in_the_middle_of_a_message, expect_death={1}, env={"HOCKET_TIMEOUT": "30"})
     culprits, waited_s, whole = found[0]
@@ -470,6 +475,7 @@ def _one_makes_a_group_alone():
         return error.culprits, str(error)
 
 
+@pytest.mark.long
 def test_who_waits_for_a_rank_that_waits_for_it_elsewhere_hears_of_that():
     (first, said), (second, _) = run([0, 1], _one_makes_a_group_alone, env={"HOCKET_TIMEOUT": "3"})
     assert (first, second) == ((1,), (0,))

@@ -69,6 +69,7 @@ def captured(plan: Plan, layer: int) -> list[float] | str:
         return str(error)
 
 
+@pytest.mark.long
 def test_what_a_hook_has_kept_of_another_rank_s_layer_is_no_part_of_a_loss() -> None:
     plan = Plan(pipeline_parallel_degree=2, micro_batches=2, split=("2",))
     for found in run_ranks(captured, 2, plan, 3, timeout_s=110):
@@ -209,6 +210,7 @@ def one_process() -> list[float]:
     return found
 
 
+@pytest.mark.long
 def test_a_loss_of_a_pipeline_that_calls_a_model_of_another_trainer_needs_it_frozen() -> None:
     """Its gradients were averaged with ranks that computed none: all hung until the time-out."""
     for losses in run_ranks(judged, 2, Plan(), timeout_s=60):

@@ -116,6 +116,7 @@ class SignalStream(torch.utils.data.IterableDataset[Any]):
         return map(Signals().__getitem__, range(2))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dataset", [Signals, SignalStream])
 @pytest.mark.parametrize(
     "method", ["fork", *(pytest.param(method, marks=pytest.mark.long) for method in ("spawn", "forkserver"))]

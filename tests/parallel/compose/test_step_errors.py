@@ -92,6 +92,7 @@ def in_own_group() -> tuple[str, float]:
     return str(refused.value), float(trainer.step((x, x)))
 
 
+@pytest.mark.long
 def test_after_a_step_that_failed_a_group_of_the_program_is_refused_with_the_remedy() -> None:
     one, other = run_ranks(in_own_group, 2, timeout_s=60)
     assert one == other
@@ -137,6 +138,7 @@ def one_fails_without_training(what: str, plan: Plan) -> tuple[str, str, float]:
     raise AssertionError("no error")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("what", "plan"), [("evaluation", Plan()), ("evaluation", STAGED), ("prediction", STAGED)])
 def test_an_error_of_one_rank_ends_evaluation_and_prediction_of_all(what: str, plan: Plan) -> None:
     other, failed = run_ranks(one_fails_without_training, 2, what, plan, timeout_s=60)
@@ -186,6 +188,7 @@ def all_fail_apart(apart_s: float, slow_s: float) -> str:
         return str(error)
 
 
+@pytest.mark.long
 def test_errors_of_all_ranks_that_come_apart_are_of_all_where_steps_are_long_and_of_one_where_not() -> None:
     one, other = run_ranks(all_fail_apart, 2, 3.0, 4.0, timeout_s=90)
     assert one == other

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,17 +11,21 @@ import pytest
 
 from hocket.testing import RankError, run_ranks
 
+from ...asked import asked
 from .. import weight_programs as programs
 
 
-@functools.cache
-def results(n: int) -> list[dict[str, programs.Result]]:
-    return run_ranks(programs.all_equal, n, timeout_s=60)
+@pytest.fixture(scope="module")
+def results(request: pytest.FixtureRequest) -> Callable[[int], list[dict[str, programs.Result]]]:
+    """What so many ranks have of the programs that are asked for."""
+    names = list(dict.fromkeys(name for _, name in asked(request, "n", "name")))
+    return functools.cache(lambda n: run_ranks(programs.equal, n, names, timeout_s=60))
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", programs.EQUAL)
 @pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.long)])
-def test_as_on_one_rank(n: int, name: str) -> None:
+def test_as_on_one_rank(n: int, name: str, results: Callable[[int], list[dict[str, programs.Result]]]) -> None:
     (alone,) = results(1)
     for rank in results(n):
         same(rank[name], alone[name])

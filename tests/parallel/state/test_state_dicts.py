@@ -225,6 +225,7 @@ def test_transformers_loads_what_was_written_and_its_own_folders_come_in(tmp_pat
     assert same(dict(model.state_dict()), dict(other.state_dict()))
 
 
+@pytest.mark.long
 def test_what_transformers_renames_and_joins_comes_in_as_it_loads_it(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -11,7 +11,7 @@ from hocket.testing import run_ranks
 
 from . import capture_programs as programs
 
-WORLDS = [2, pytest.param(4, marks=pytest.mark.long)]
+WORLDS = [pytest.param(n, marks=pytest.mark.long) for n in (2, 4)]
 
 
 @functools.cache
@@ -19,8 +19,6 @@ def found(ranks: int) -> list[dict[str, dict[str, Any]]]:
     return run_ranks(programs.user_models_and_small_ones, ranks)
 
 
-@pytest.mark.long
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", WORLDS)
 def test_parameters_gradients_state_and_exchanges_are_those_of_the_divided_model(ranks: int) -> None:
     for rank in found(ranks):
