@@ -215,22 +215,30 @@ def in_turns(
     together: int,
     long_s: float,
     until_s: float = math.inf,
+    hopeless: float = math.inf,
 ) -> list[float]:
     """Return seconds of a step of each, on the slowest rank; a collective operation.
 
     Each has `turns` turns of `together` steps, of several the first not counted, which finds the caches as another left
     them; of single steps those of the first turn are not counted, which set up what later ones find. Where steps take
     long there are fewer turns, `long_s` of those that count, and none begins after the instant `until_s`
-    (`time.perf_counter` of rank 0) but the first that count: two of single steps, one of several.
+    (`time.perf_counter` of rank 0) but the first that count: two of single steps, one of several. What takes `hopeless`
+    times as long as the fastest has these only.
     """
     cold, fewest = (1, 2) if together == 1 else (0, 1)
     each: list[list[float]] = [[] for _ in steps]
+    going = list(range(len(steps)))
     for turn in range(turns):
-        for step, own in zip(steps, each, strict=True):
-            own += [timed(step, device, world) for _ in range(together)][min(1, together - 1) :]
+        for number in going:
+            took = [timed(steps[number], device, world) for _ in range(together)]
+            each[number] += took[min(1, together - 1) :]
+        if turn + 1 < cold + fewest:
+            continue
         spent_s = sum(sum(own[cold:]) for own in each)
-        if world.from_root(turn + 1 >= cold + fewest and (spent_s > long_s or time.perf_counter() > until_s)):
+        if world.from_root(spent_s > long_s or time.perf_counter() > until_s):
             break
+        shortest_s = min((_undisturbed(own[cold:]) for own in each), default=0.0)
+        going = world.from_root([one for one in going if _undisturbed(each[one][cold:]) <= hopeless * shortest_s])
     return [max(column) for column in zip(*world.from_all([_undisturbed(own[cold:]) for own in each]), strict=True)]
 
 

@@ -40,7 +40,8 @@ _STEPS = 3
 _LONG_S = 20.0
 _ALL_S, _BUILT = 30.0, 0.6  # of all plans, and the part of what time is left: no other is built after it
 _FEWEST, _LATE_S = 6, 12.0  # so many plans are built in so many seconds in any case: one of each form, as a rule
-_HOPELESS = 5.0  # times the fastest: no search would prefer what is predicted to take so long
+_HOPELESS = 5.0  # times the fastest: no search would prefer what is predicted to take so long, and it has one turn
+_ONCE, _OF_LEFT = 4, 0.25  # steps that a plan with one turn takes, and the part of what time is left that they may
 _NEAR, _FINALISTS = 1.1, 2  # times the fastest, and how many of those are run that were not among the references
 _DISTURBED, _AGAIN = 0.2, 2  # of the natural logarithm: a run that is off by more is looked into, two at the most
 
@@ -127,7 +128,7 @@ def run_references(
     """
     batch = samples_in(inputs)
     if plans is None and world.rank == 0:
-        plans = _references(known, world.size, batch)
+        plans = _references(known, world.size, batch, min(_ALL_S, _OF_LEFT * (until_s - time.perf_counter())))
     together = world.from_root(_in_memory(plans, known, world.size, batch) if world.rank == 0 and plans else [])
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     begin = time.perf_counter()
@@ -149,8 +150,9 @@ def run_references(
                 elif step is not None:
                     steps[plan] = step
             took = in_turns(
-                list(steps.values()), device, world, turns=_TURNS, together=_STEPS, long_s=_LONG_S, until_s=until_s
-            )
+                list(steps.values()), device, world, turns=_TURNS, together=_STEPS, long_s=_LONG_S, until_s=until_s,
+                hopeless=_HOPELESS,
+            )  # fmt: skip
             found += [MeasuredPlan(plan, seconds) for plan, seconds in zip(steps, took, strict=True)]
             del steps, step
             gc.collect()  # trainers are held by the hooks that they hold
@@ -203,10 +205,12 @@ def merged(before: Sequence[MeasuredPlan], after: Sequence[MeasuredPlan]) -> lis
     return [MeasuredPlan(plan, step_s) for plan, step_s in steps.items()]
 
 
-def _references(known: Calibration, workers: int, batch: int) -> list[Plan]:
+def _references(known: Calibration, workers: int, batch: int, most_s: float = math.inf) -> list[Plan]:
     """Return references that can be hoped for, in the order in which they should be run.
 
     The fastest first, but the first of each form of parallelism before all others: it says most of plans of its form.
+    Of a form that cannot be hoped for the fastest comes last of the first ones, if its steps take at most `most_s`:
+    without a run nothing would say that it is as slow as the formulas do.
     """
     workload, network, constants = known.workload, known.network, known.constants
     admissible = admissible_plans(workload, network, workers=workers, batch=batch, fixed={"recompute": False})
@@ -216,16 +220,24 @@ def _references(known: Calibration, workers: int, batch: int) -> list[Plan]:
     ]
     each.sort(key=lambda one: one.step_s)
     hopeful = [one for one in each if one.step_s <= _HOPELESS * each[0].step_s]
+    tried = {_axes(one.plan) for one in hopeful}
+    for one in each[len(hopeful) :]:
+        if _axes(one.plan) not in tried and _ONCE * one.step_s <= most_s:
+            tried.add(_axes(one.plan))
+            hopeful.append(one)
     forms = [
         (
-            one.plan.shard == "parameters", one.plan.shard_degree,
+            *_axes(one.plan), one.plan.shard_degree,
             one.plan.micro_batches > 2 * one.plan.pipeline_parallel_degree,  # few say nothing of what each costs
-            *(axis.degree(one.plan) > 1 for axis in inner()),
         )
         for one in hopeful
     ]  # fmt: skip
     turns = [forms[:number].count(form) for number, form in enumerate(forms)]
     return [one.plan for _, one in sorted(zip(turns, hopeful, strict=True), key=lambda pair: pair[0])]
+
+
+def _axes(plan: Plan) -> tuple[bool, ...]:
+    return plan.shard == "parameters", *(axis.degree(plan) > 1 for axis in inner())
 
 
 def _in_memory(plans: Sequence[Plan], known: Calibration, workers: int, batch: int) -> list[list[dict[str, Any]]]:

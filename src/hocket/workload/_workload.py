@@ -268,6 +268,17 @@ class Workload:
         index = [numbers.setdefault(dataclasses.replace(layer, name=""), len(numbers)) for layer in self.layers]
         return tuple(numbers), tuple(index)
 
+    def shares_of_kinds(self, degree: int, *, sequence: bool = False, axis: str = "tensor") -> tuple[Share, ...]:
+        """Return what `Layer.share` does of each of `kinds`, which is worked out once."""
+        key = axis, degree, sequence
+        if key not in self._known_shares:
+            self._known_shares[key] = tuple(one.share(degree, sequence=sequence, axis=axis) for one in self.kinds[0])
+        return self._known_shares[key]
+
+    @functools.cached_property
+    def _known_shares(self) -> dict[tuple[str, int, bool], tuple[Share, ...]]:
+        return {}
+
     @functools.cached_property
     def measured(self) -> bool:
         """Whether layers have measured times."""

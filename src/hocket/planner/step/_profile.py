@@ -236,7 +236,7 @@ class Profile:
         return self._held(*sharing(plan))
 
     def _shares_held(self, axis: str, degree: int) -> Held:
-        shares = [kind.share(degree, axis=axis) for kind in self.kinds]
+        shares = self.workload.shares_of_kinds(degree, axis=axis)
         columns = ([getattr(one, name) for one in shares] for name in _STATE)
         return Held(*(np.array(column, dtype=np.float64)[self.index] for column in columns))
 
@@ -244,7 +244,7 @@ class Profile:
         self, number: int, axis: str, degree: int, sequence: bool, again: str, scale: float, in_step: int
     ) -> tuple[float, ...]:
         kind = self.kinds[number]
-        share = kind.share(degree, sequence=sequence, axis=axis)
+        share = self.workload.shares_of_kinds(degree, sequence=sequence, axis=axis)[number]
         core = spared = narrowed = recurrent = host = 0.0
         if share.forward_s > 0:
             passed = scale * (1 - share.fixed_share) + share.fixed_share
@@ -282,20 +282,21 @@ class Profile:
         part = _GATHERED_IN_FLOAT8 if sequence and narrowed else 1.0
         there, back = (self._exchanges(share, phase, degree, scale, in_step, part) for phase in ("forward", "backward"))
         if again == "layers":  # a forward pass that is done again exchanges again
-            back += there
+            back = back[0] + there[0], back[1] + there[1]
         exchanged = there[0], back[0], there[1], back[1]
         return forward, backward, repeated, *exchanged, spared, recurrent, narrowed, host
 
-    def _exchanges(self, share: Share, phase: str, degree: int, scale: float, in_step: int, part: float) -> Floats:
+    def _exchanges(
+        self, share: Share, phase: str, degree: int, scale: float, in_step: int, part: float
+    ) -> tuple[float, float]:
         """Return what exchanges of a pass take, and what of it wires take; the next function needs what they bring."""
-        found = np.zeros(2)
+        seconds = wire_s = 0.0
         for each in share.exchanges:
             if each.phase == phase:
                 nbytes = part * each.nbytes * (scale if each.with_batch else 1.0)
-                found += each.count * np.array(
-                    [self._exchange(each.kind, nbytes, degree, in_step), self._wire(each.kind, nbytes, degree)]
-                )
-        return found
+                seconds += each.count * self._exchange(each.kind, nbytes, degree, in_step)
+                wire_s += each.count * self._wire(each.kind, nbytes, degree)
+        return seconds, wire_s
 
     def _exchange(self, kind: str, nbytes: float, tensor: int, in_step: int) -> float:
         sent = self._wire(kind, nbytes / self.constants.exchange_share, tensor)
