@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hocket.workload import DividedShare
-from hocket.workload.division import choose, record
+from hocket.workload.division import _regions, choose, record
 
 
 class Between(nn.Module):
@@ -48,3 +48,29 @@ def test_what_is_divided_is_told_by_what_a_rank_has() -> None:
     assert share == DividedShare(1.0, 0.0, 0.0)
     assert str(DividedShare(0.521, 0.97, 0.6)) == "divides 52% of parameters, 97% of FLOPs, 60% of activations"
     assert DividedShare.of(1, (100.0, 10.0, 1.0), (100.0, 10.0, 1.0)) == DividedShare(0.0, 0.0, 0.0)
+
+
+class Residual(nn.Module):
+    """Two linear layers beside which the input goes on: whoever cuts the second must cut the whole chain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + self.second(self.first(x).relu())).relu()
+
+
+def test_rules_are_asked_once_for_each_operator_of_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of n blocks tries the whole chain, so that without a memory n * n operators would be ruled."""
+    asked: list[int] = []
+    plain = _regions.apply_rule
+    monkeypatch.setattr(_regions, "apply_rule", lambda site: (asked.append(1), plain(site))[1])
+    counts = []
+    for blocks in (10, 20):
+        model = nn.Sequential(*(Residual() for _ in range(blocks)), nn.Linear(8, 8))
+        recording = record(model, lambda model=model: model(torch.randn(4, 8)), lambda out: [out])
+        asked.clear()
+        assert choose(model, recording, 2).regions
+        counts.append(len(asked))
+    assert counts[1] < 2.5 * counts[0]

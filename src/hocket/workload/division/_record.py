@@ -89,6 +89,7 @@ class Call:
         module: the module that was called, if it was one.
         func: the function that was called.
         path: names of the modules whose forward was running, outermost first; the model itself is "".
+        inputs: the values among its arguments.
     """
 
     index: int
@@ -99,11 +100,10 @@ class Call:
     module: nn.Module | None
     path: tuple[str, ...]
     func: Any = None
+    inputs: list[RecordedValue] = field(init=False)
 
-    @property
-    def inputs(self) -> list[RecordedValue]:
-        """The values among its arguments."""
-        return [v for v in leaves((self.args, self.kwargs)) if isinstance(v, RecordedValue)]
+    def __post_init__(self) -> None:
+        self.inputs = [v for v in leaves((self.args, self.kwargs)) if isinstance(v, RecordedValue)]
 
 
 @dataclass(slots=True)

@@ -136,6 +136,14 @@ Seeds = dict[Source, Shard]
 """How sources are divided: layers along a dim of their outputs that is told by the call."""
 
 
+@dataclass(slots=True)
+class _Ruling:
+    """How a function's results lie, and those of them that are made of divided parameters alone."""
+
+    splits: list[Shard | None]
+    weights: list[RecordedValue] = field(default_factory=list)
+
+
 class Stuck(Exception):
     """An attempt failed; other segments for some layers may do."""
 
@@ -175,6 +183,8 @@ class RegionSearch:
         self._of: dict[str, RecordedValue] = {}  # parameters, as the recording has them
         self._derived: set[RecordedValue] = set()  # what is made of them alone
         self._uses: dict[RecordedValue | nn.Module, list[int]] = {}
+        self._ruled: dict[Any, tuple[_Ruling | CannotShard | NeedsShard, list[Exchanged]]] = {}  # by call and operands
+        self._equal: dict[tuple[tuple[int, ...], ...], bool] = {}  # whether shards with such bounds are
         for call in recording.calls:
             users: list[RecordedValue | nn.Module] = [*call.inputs, *([] if call.module is None else [call.module])]
             for user in dict.fromkeys(users):
@@ -326,7 +336,9 @@ class RegionSearch:
                     raise Stuck(f"in {call.path[-1] or 'the model'}: {error.reason}", error.segments, source) from None
             for value, split in zip(call.outputs, splits, strict=True):
                 if split is not None:
-                    if not split.equal:
+                    if split.bounds not in self._equal:
+                        self._equal[split.bounds] = split.equal
+                    if not self._equal[split.bounds]:
                         raise Stuck(f"{call.name} leaves parts of {list(split.segments)}", (), source)
                     states[value], origins[value] = split, source
                     for use in self._uses.get(value, ()):
@@ -410,6 +422,29 @@ class RegionSearch:
     ) -> list[Shard | None]:
         """Return how a function's results lie; `weights` are divided parameters, and what is made of such alone."""
         weights = set() if weights is None else weights
+        # Many attempts come by: in a chain of residual blocks each layer's attempt goes through the whole chain.
+        key = (call.index, alone, *((states.get(value), value in weights) for value in call.inputs))
+        if key not in self._ruled:
+            extras: list[Exchanged] = []
+            try:
+                self._ruled[key] = self._rule(extras, call, states, weights, alone), extras
+            except (CannotShard, NeedsShard) as error:
+                self._ruled[key] = error, extras
+        ruling, extras = self._ruled[key]
+        region.extras += extras
+        if isinstance(ruling, Exception):
+            raise ruling.with_traceback(None)
+        weights.update(ruling.weights)
+        return list(ruling.splits)
+
+    def _rule(
+        self,
+        extras: list[Exchanged],
+        call: Call,
+        states: dict[RecordedValue, Shard],
+        weights: set[RecordedValue],
+        alone: bool,
+    ) -> _Ruling:
         if call.name in LAYERS and call.name not in PRODUCTS:
             raise CannotShard(f"{call.name} is given shards outside of a layer")
 
@@ -438,16 +473,16 @@ class RegionSearch:
             whole = leaf.operand if isinstance(leaf, LocalShard) else leaf
             if isinstance(whole, Operand) and whole.shard is None and whole.grad:
                 value: RecordedValue = whole.tensor
-                region.extras.append(Exchanged("backward", "all_reduce", value.nbytes, call.index, not value.name))
+                extras.append(Exchanged("backward", "all_reduce", value.nbytes, call.index, not value.name))
         if site.answer is not NO_ANSWER:
-            return [None] * len(call.outputs)
+            return _Ruling([None] * len(call.outputs))
         found = list(placements_of(outcome, len(call.outputs)))
         if site.summed:
-            region.extras += [Exchanged("forward", "all_reduce", out.nbytes, call.index) for out in call.outputs]
+            extras += [Exchanged("forward", "all_reduce", out.nbytes, call.index) for out in call.outputs]
+        made = [v for v, split in zip(call.outputs, found, strict=True) if split is not None]
         if weight:
-            weights.update(v for v, split in zip(call.outputs, found, strict=True) if split is not None)
-        elif uses and alone:
-            made = [v for v, split in zip(call.outputs, found, strict=True) if split is not None]
-            region.extras += [Exchanged("forward", "all_gather", out.nbytes, call.index) for out in made]
+            return _Ruling(found, made)
+        if uses and alone:
+            extras += [Exchanged("forward", "all_gather", out.nbytes, call.index) for out in made]
             found = [None] * len(found)
-        return found
+        return _Ruling(found)

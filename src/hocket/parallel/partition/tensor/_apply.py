@@ -71,9 +71,9 @@ class Applied:
         if id(tensor) in self.cuts:
             return
         full = tensor.data
-        self._undo.append(lambda: _become(tensor, full))
+        self._undo.append(lambda: give_data(tensor, full))
         self.cuts[id(tensor)] = split
-        _become(tensor, made_of(tensor, lambda data: cut(data, split, self._world.rank).clone()))
+        give_data(tensor, made_of(tensor, lambda data: cut(data, split, self._world.rank).clone()))
 
     def _cut_parameter(self, owner: nn.Module, name: str, one: CutParameter) -> None:
         self._cut(one.parameter, one.shard)
@@ -124,8 +124,8 @@ class Applied:
             self._set(encoder, "activation_relu_or_gelu", 0)
 
 
-def _become(tensor: torch.Tensor, data: torch.Tensor) -> None:
-    """Give a parameter data of another shape, although a graph of the model may be alive.
+def give_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """Give a parameter data of another shape or type, although a graph of the model may be alive.
 
     Autograd keeps the node that accumulates the parameter's gradient, with its shape, as long as a graph has it (a
     cache, or a weight that is made of others, holds one); it makes a new one where the type of the data changes.
