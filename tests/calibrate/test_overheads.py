@@ -1,13 +1,15 @@
 """What takes turns."""
 
+import functools
 import math
 import time
 
 import pytest
 import torch
 
+from hocket.calibrate import _overheads
 from hocket.calibrate._overheads import in_turns
-from hocket.parallel.mesh import join
+from hocket.parallel.mesh import World, join
 from hocket.testing import run_ranks
 
 
@@ -39,3 +41,15 @@ def test_a_first_step_never_counts_however_little_time_there_is(
     for took, made in run_ranks(measured, 2, long_s, until_s, together):
         assert made == [calls, calls]
         assert max(took) < 0.8
+
+
+def test_what_is_hopeless_has_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[float] = []
+    monkeypatch.setattr(_overheads, "timed", lambda step, *_: step())
+    steps = [lambda seconds=seconds: (calls.append(seconds), seconds)[1] for seconds in (0.2, 0.01, 0.02)]
+    measured = functools.partial(
+        in_turns, device=torch.device("cpu"), world=World(0, 1, None), turns=4, together=3, long_s=math.inf
+    )
+    assert measured(steps, hopeless=5.0) == [0.2, 0.01, 0.02]
+    assert [calls.count(seconds) for seconds in (0.2, 0.01, 0.02)] == [3, 12, 12]
+    assert measured([]) == []

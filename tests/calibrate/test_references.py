@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from hocket.calibrate import Calibration
-from hocket.calibrate._references import further_plans, merged
+from hocket.calibrate._references import _axes, _references, further_plans, merged
 from hocket.planner import Constants, MeasuredPlan, Plan, fitted, predict, reference_plans
 from hocket.workload import Workload
 from tests.planner.test_captured import captured as captured  # a fixture
@@ -50,6 +50,17 @@ def test_who_may_be_chosen_is_run(captured: Workload) -> None:
         for plan in (best, *found[1:])
     }
     assert min(each[plan] for plan in found[1:]) <= 1.05 * each[best]
+
+
+def test_of_a_form_that_cannot_be_hoped_for_one_plan_is_run_if_there_is_time(captured: Workload) -> None:
+    slow = dataclasses.replace(GUESS, exchange_s=1e3)
+    known = Calibration(captured, NETWORK, slow)
+    found = _references(known, 4, BATCH)
+    divided = [plan for plan in found if plan.tensor_parallel_degree > 1]
+    assert len(divided) == 1
+    forms = [_axes(plan) for plan in found]
+    assert forms.index(_axes(divided[0])) < len(set(forms)) + 2  # before second ones of any form
+    assert not any(plan.tensor_parallel_degree > 1 for plan in _references(known, 4, BATCH, 10.0))
 
 
 def test_of_a_plan_that_was_run_twice_the_shorter_counts_and_a_slow_phase_is_divided_out() -> None:
