@@ -42,7 +42,7 @@ def cut(kind: str) -> tuple[dict[str, str], list[str], bool]:
 def test_what_rounding_moves_across_kinks_stays_cut_in_pairs() -> None:
     forms, reasons, single = run_ranks(cut, 2, "steep")[0]
     assert not any("differs" in reason for reason in reasons)
-    assert forms["0.layer"] == "column" and forms["0.norm"] == "channels" and forms["1.layer"] == "row"
+    assert (forms["0.layer"], forms["0.norm"], forms["1.layer"]) == ("column", "channels", "row")
     assert single
 
 
