@@ -34,7 +34,7 @@ test-all: $(VENV)/.installed-dev
 # Accelerate, Transformers, ignite, Lightning, torchmetrics, Keras and Ray on the backend, against Gloo; they are installed for it.
 test-third-party: $(VENV)/.installed-dev
 	$(PIP) --group third-party
-	$(PYTEST) -m third_party $(PYTEST_ARGS)
+	$(BIN)/python tests/twice.py '--numprocesses $(WORKERS)' -m third_party $(PYTEST_ARGS)
 
 # The backend and a sample of the rest on the newest torch of PyPI, in an environment of its own (6 GB): CI has 2.13.
 NEWEST_TESTS := tests/comm tests/e2e tests/workload tests/parallel/data tests/parallel/partition/tensor \
