@@ -8,7 +8,7 @@ a deep model with kinks (ReLU) rounding moves some values across them, and what 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,20 +75,20 @@ class Verifier:
         if self._large or any(one.dtype is not torch.float32 for one in floating):
             return None
         plain, sample = self._expected, self._sample
-        with _in_double(self._model):
-            try:
-                failed = ""
-                self._sample = with_tensors(sample, lambda one: one.double() if one.dtype is torch.float32 else one)
-                try:
-                    self._expected = self._run()
-                except Exception as error:  # a forward may make tensors of single precision of its own
-                    failed = f"{type(error).__name__}: {error}"
-                if self._world.first(failed or None) is not None:
-                    return None
-                self._rtol = _TOLERANCE[torch.float32]
-                return self._halve(regions)
-            finally:
-                self._rtol, self._expected, self._sample = None, plain, sample
+        with ExitStack() as block:
+            block.callback(self._compare_with, plain, sample, None)
+            failed = None
+            try:  # a forward may make tensors of single precision itself, or the device lack memory for both
+                block.enter_context(_in_double(self._model))
+                doubled = with_tensors(sample, lambda one: one.double() if one.dtype is torch.float32 else one)
+                self._compare_with(plain, doubled, _TOLERANCE[torch.float32])
+                self._expected = self._run()
+            except Exception as error:
+                failed = f"{type(error).__name__}: {error}"
+            return None if self._world.first(failed) is not None else self._halve(regions)
+
+    def _compare_with(self, expected: _Result, sample: Any, rtol: float | None) -> None:
+        self._expected, self._sample, self._rtol = expected, sample, rtol
 
     def _halve(self, regions: list[Region]) -> tuple[list[Region], list[tuple[Region, str]]]:
         if not regions:
