@@ -53,6 +53,7 @@ class Parts(nn.Module):
         self.scale = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
         self.register_buffer("moving", torch.zeros(WIDTH))
         self.register_buffer("steps", torch.zeros(()))
+        self.angles = torch.linspace(0.0, 1.0, WIDTH)  # no buffer, as Llama's rotations are none
         self.between = between
 
     def forward(self, x: Tensor) -> Any:
@@ -117,7 +118,12 @@ def loops(model: Any, x: Tensor, y: Tensor) -> Any:
     return model.last(y)
 
 
-@pytest.mark.parametrize("between", [shapes, containers, caches, buffers, modes, regions, packed, loops])
+def tables(model: Any, x: Tensor, y: Tensor) -> Any:
+    model.angles = model.angles.to(x.device)  # it is there, so the same tensor
+    return model.last(y * model.angles.to(x.dtype))
+
+
+@pytest.mark.parametrize("between", [shapes, containers, caches, buffers, modes, regions, packed, loops, tables])
 def test_code_between_layers_gives_the_same_in_stages(between: Any) -> None:
     torch.manual_seed(0)
     model = Parts(between)
