@@ -246,6 +246,23 @@ def test_code_that_goes_through_the_samples_is_refused_by_its_line() -> None:
         split(OneByOne(), 2, torch.randn(4, WIDTH))
 
 
+class Windows(nn.Module):
+    """Counts its samples by a number that is rounded, as Swin's windows are put together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples = int(x.shape[0] / (WIDTH / 8))
+        return self.last(self.first(x).view(samples, -1))  # type: ignore[no-any-return]
+
+
+def test_a_branch_on_a_number_is_refused_by_the_line_of_the_model() -> None:
+    with pytest.raises(SplitError, match=r"through Windows: `samples = int\(x.shape.*test_ordinary_code.py.* gave 4 "):
+        split(Windows(), 2, torch.randn(4, WIDTH))
+
+
 def asks_for_gradients(model: Any, x: Tensor, y: Tensor) -> Tensor:
     """Goes on as diffusers' transformers do, which a model that is trained as it evaluates does both ways."""
     if torch.is_grad_enabled() and model.training:

@@ -46,7 +46,7 @@ _SHAPED_BY_FIRST: Final = frozenset((
     "__setitem__", "index_add", "index_copy", "index_fill", "index_put", "masked_fill", "masked_scatter", "scatter",
     "scatter_add", "scatter_reduce",
 ))  # fmt: skip
-_HERE: Final = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+_HERE: Final = tuple(str(Path(file).parent) for file in (__file__, torch.__file__, traced.__code__.co_filename))
 _CONTAINERS: Final = (
     torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Transformer, torch.nn.TransformerEncoder,
     torch.nn.TransformerDecoder,
