@@ -91,7 +91,7 @@ def no_shape() -> None:
         ),
         (one_more, 2, r"on rank 1 is not that of rank 0: nothing more against parameter '1\.weight'"),
         (other_type, 2, r"on rank 1 .* buffer 'running_var' of shape \[2\] and type torch\.float64 against .*float32"),
-        (no_shape, 2, r"parameter 'weight' has no shape yet: run the model once on a sample"),
+        (no_shape, 2, r"parameter 'weight' has no shape yet: run the model once on a sample first"),
     ],
 )
 def test_models_that_cannot_be_trained_together_are_named(program: Any, n: int, message: str) -> None:

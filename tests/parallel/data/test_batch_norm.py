@@ -76,6 +76,22 @@ def test_a_weight_or_a_bias_may_be_left_out(ranks_halves: list[dict[bool, list[t
             torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-13)
 
 
+def behind_an_instance_norm() -> list[list[float]]:
+    """Statistics of what has nearly the same mean and variance in any samples."""
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.InstanceNorm1d(3), nn.BatchNorm1d(3), nn.Flatten(), nn.Linear(12, 2)).double()
+    x, y = torch.randn(4, 3, 4).double(), torch.randint(0, 2, (4,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hocket.Trainer(model, F.cross_entropy, optimizer, Plan(sync_batch_norm=True)).step((x, y))
+    return statistics(model)
+
+
+def test_samples_of_like_statistics_are_not_taken_for_the_same() -> None:
+    (expected,) = run_ranks(behind_an_instance_norm, 1)
+    for found in run_ranks(behind_an_instance_norm, 2):
+        assert found == [pytest.approx(one, rel=1e-11, abs=1e-13) for one in expected]
+
+
 def statistics(model: nn.Module) -> list[list[float]]:
     return [buffer.double().flatten().tolist() for buffer in model.buffers()]
 

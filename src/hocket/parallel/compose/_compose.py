@@ -254,7 +254,9 @@ def _pipeline(draft: Draft, loss: LossFn) -> Pipeline | None:
         return None
     again = "stage" if plan.recompute else "none"
     order = plan.pipeline_schedule, plan.micro_batches
-    pipeline = Pipeline(draft.stages, ranks, *order, loss, recompute=again, alike=_senders_of_parts(draft.mesh))
+    senders = _senders_of_parts(draft.mesh)
+    # The check of the loss looks at what each pass leaves in buffers.
+    pipeline = Pipeline(draft.stages, ranks, *order, loss, recompute=again, alike=senders, keeps_buffers=True)
     check_tied(pipeline, plan, draft.mesh)
     return pipeline
 

@@ -23,7 +23,6 @@ from ..partition.tensor import TensorParallel, parallelize
 from ..pipeline import (
     SplitError,
     Stage,
-    changing_buffers,
     measured,
     order_digest,
     split,
@@ -222,8 +221,6 @@ def divide_layers(draft: Draft) -> None:
             if tensor.layout is not torch.strided:  # of a sparse buffer torch makes none that is empty
                 continue
             tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    if plan.micro_batches > 1 and (changing := changing_buffers(mine[0])):
-        draft.notes.append(changing)
     draft.stages = mine
     draft.modules = [(stage.module, dict(stage.names)) for stage in mine]
     draft.notes += [str(stage) for stage in stages]

@@ -24,6 +24,7 @@ from ..data import (
     tell,
 )
 from ..mesh import World
+from ..pipeline import changing_buffers
 from ._composition import Composition
 from ._kept_by_passes import kept_by_passes, tensors_of
 from ._loss_function import as_before, modules_in
@@ -241,6 +242,10 @@ class LossCheck:
             found = probe.changed(left[0], left[1:], (cut / count, 1 - cut / count))
         except Exception:  # a part of one sample, say, that the model does not take
             found, losses = probe.norms(), []
+            pipeline = composition.passes.pipeline
+            for stage in pipeline.stages if told and pipeline is not None else ():
+                if line := changing_buffers(stage):
+                    self._tell(line)
         first = [one[0] for one in losses if one]
         off = judge.distance(first[0], first[1:]) if len(first) == 3 and steady else 0.0
         offs = whole.from_all(off)

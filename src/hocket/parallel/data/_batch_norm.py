@@ -35,18 +35,18 @@ class _Normalise(torch.autograd.Function):
         shape = [1, -1] + [1] * (x.ndim - 2)
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         count = x.numel() / x.shape[1] if counts else 0.0
-        sums = torch.zeros(3 + 2 * x.shape[1], dtype=torch.float64, device=x.device)
+        sums = torch.zeros(2 + 2 * x.shape[1], dtype=torch.float64, device=x.device)
         if count:
             variance, mean = torch.var_mean(wide, axes, correction=0)
             mean, variance = mean.double(), variance.double()
             sums[0] = count
-            sums[1] = count + mean.dot(torch.linspace(1, 2, len(mean), dtype=torch.float64, device=x.device))
-            sums[2] = sums[1].square()
-            sums[3:] = count * torch.cat([mean, variance + mean.square()])
+            sums[1] = _mark(torch.cat([mean, variance]))
+            sums[2:] = count * torch.cat([mean, variance + mean.square()])
+        own_mark = sums[1].clone()
         with comm.label("batch norm"):
             world.all_reduce(sums)
-        total, mark, square_mark = sums[:3]
-        mean, square = (sums[3:] / total).chunk(2)
+        total, marks = sums[:2]
+        mean, square = (sums[2:] / total).chunk(2)
         variance = (square - mean.square()).clamp_(min=0.0)
         scale = torch.rsqrt(variance + eps).to(wide.dtype)
         centred = (wide - mean.to(wide.dtype).view(shape)) * scale.view(shape)
@@ -58,8 +58,8 @@ class _Normalise(torch.autograd.Function):
         if bias is not None:
             out = out + bias.view(shape)
         # A batch that all ranks have alone, undivided, is as many samples as one of them has.
-        alike = (mark.square() - world.size * square_mark).abs() <= 1e-12 * mark.square()
-        mean, variance, total = mean.clone(), variance.clone(), torch.where(alike, total / world.size, total)
+        total = torch.where(marks == world.size * own_mark, total / world.size, total)
+        mean, variance = mean.clone(), variance.clone()
         ctx.mark_non_differentiable(mean, variance, total)
         return out.to(x.dtype), mean, variance, total
 
@@ -81,6 +81,17 @@ class _Normalise(torch.autograd.Function):
         inward = (gradient * factor.view(shape)).to(ctx.dtype)
         wanted = [None if p is None else one.to(p.dtype) for one, p in ((of_weight, weight), (of_bias, bias))]
         return inward, *wanted, None, None, None
+
+
+def _mark(statistics: torch.Tensor) -> torch.Tensor:
+    """Return a whole number, of 1 to 2 ** 36, that is the same for the same float64 alone, as good as surely.
+
+    Other samples can have nearly the same statistics (what an instance norm gives has), so all bits count. The sum of
+    many such numbers is exact in float64.
+    """
+    odd = torch.arange(1, 2 * len(statistics), 2, device=statistics.device) * -0x61C8864680B583EB  # 2 ** 64 / golden
+    mixed = (statistics.view(torch.int64) * odd).sum()
+    return (mixed >> 28 & 0xFFFFFFFFF) + 1
 
 
 def normalise(

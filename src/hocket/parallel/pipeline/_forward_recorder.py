@@ -46,7 +46,7 @@ _SHAPED_BY_FIRST: Final = frozenset((
     "__setitem__", "index_add", "index_copy", "index_fill", "index_put", "masked_fill", "masked_scatter", "scatter",
     "scatter_add", "scatter_reduce",
 ))  # fmt: skip
-_HERE: Final = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+_HERE: Final = tuple(str(Path(file).parent) for file in (__file__, torch.__file__, traced.__code__.co_filename))
 _CONTAINERS: Final = (
     torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Transformer, torch.nn.TransformerEncoder,
     torch.nn.TransformerDecoder,
@@ -80,6 +80,8 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
         self._state = {id(tensor): name for name, tensor in reversed(named)}
         self._attributes: dict[str, fx.Node] = {}
         self._nodes: dict[int, tuple[Any, fx.Node]] = {}  # of tensors by id, which are kept
+        self._outside: dict[int, Tensor] = {}  # that no step gives, by id: attributes that are no buffers
+        self._again: dict[int, Tensor] = {}  # what a step gave as it was, by the id of its second name
         self._path: list[str] = []
         self._in_memory: dict[int, set[str]] = {}  # names of the steps whose values share memory
         self._casts: list[tuple[Any, ...]] = []
@@ -88,7 +90,8 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
     def tensors(self) -> dict[int, Tensor]:
         """Return the tensors that were met, by id, and let go of them: checks in the graph would keep them here."""
         found = {key: tensor for key, (tensor, _) in self._nodes.items()}
-        self._nodes.clear()
+        for kept in (self._nodes, self._outside, self._again):
+            kept.clear()
         return found
 
     def follow(self, sample: Any) -> None:
@@ -207,9 +210,10 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
     def _known(self, node: fx.Node, value: Any, changed: Any, *, in_place: bool = False) -> Any:
         """Remember which step gives a tensor, and the tensors and numbers inside a structure."""
         if isinstance(value, Tensor):
-            same = id(value) in self._nodes or id(value) in self._state
+            same = id(value) in self._nodes or id(value) in self._state or id(value) in self._outside
             if same and not in_place and not any(value is one for one in changed):
-                value = value.view_as(value)  # each name of it has its own step: dropout, say, while evaluating
+                given, value = value, value.view_as(value)  # each name has its own step: dropout, say, while evaluating
+                self._again[id(value)] = given
             self._nodes[id(value)] = (value, node)
             return value
         if isinstance(value, torch.Size):
@@ -247,6 +251,7 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
                     "the code uses a tensor that was computed before this forward, or by something that torch does not "
                     "show, as a function of torch.jit"
                 )
+            self._outside[id(value)] = value
             return value
         if isinstance(value, TracedNumber):
             return value.node if value.recorder is self else value.plain()
@@ -344,6 +349,8 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
             if isinstance(value, Tensor) and self._active() and id(module) in self._paths:
                 with self._computing():
                     self._buffer(module, name, value)
+                given = self._again.get(id(value))
+                value = given if given is not None and given is vars(module).get(name) else value  # x = x.to(device)
             assign(module, name, value)
 
         def applied(function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -59,6 +59,7 @@ class Pipeline:
         on_gradients: called with each stage when its gradients are complete: after its last backward, or at the end of
             the step for stages with tied weights.
         alike: the ranks that hold the same values at each cut, to send a part each; None to have each send all.
+        keeps_buffers: whether the caller sees to buffers that each micro-batch changes; else a warning names them.
 
     Attributes:
         stages: this rank's.
@@ -84,6 +85,7 @@ class Pipeline:
         on_last_backward: Callable[[Stage], None] | None = None,
         on_gradients: Callable[[Stage], None] | None = None,
         alike: World | None = None,
+        keeps_buffers: bool = False,
     ) -> None:
         self.stages = tuple(stages)
         self.micro_batches = micro_batches
@@ -123,7 +125,7 @@ class Pipeline:
         self._tied.make_equal()
         self._device = next((p.device for s in self.stages for p in s.module.parameters()), world.device)
         _warn_of_batch_norm(self.stages, micro_batches)
-        if micro_batches > 1 and world.rank == 0 and (said := changing_buffers(self.stages[0])):
+        if micro_batches > 1 and world.rank == 0 and not keeps_buffers and (said := changing_buffers(self.stages[0])):
             warn(said)
 
     @property

@@ -153,9 +153,7 @@ def check_model(module: torch.nn.Module, world: World) -> None:
     parameters = list(module.named_parameters())
     for name, parameter in parameters:
         if torch.nn.parameter.is_lazy(parameter):
-            raise ValueError(
-                f"parameter {name!r} has no shape yet: run the model once on a sample before hocket.distribute"
-            )
+            raise ValueError(f"parameter {name!r} has no shape yet: run the model once on a sample first")
     mine = [
         (name, tuple(t.shape), str(t.dtype), kind)
         for kind, named in (("parameter", parameters), ("buffer", module.named_buffers()))
