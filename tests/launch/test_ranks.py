@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from hocket.comm.secret_store import SecretStore, StoreServer
 from hocket.launch import ArgumentError, launch
 from hocket.testing import deadline
 
@@ -350,6 +352,28 @@ def test_hosts_that_do_not_meet_are_an_error(script: Any) -> None:
     assert done.returncode == 1
     assert "the hosts did not meet at 'localhost:1'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_launcher_whose_store_goes_before_all_have_met_says_so(script: Any, numbered: bool) -> None:
+    secret, server = b"0" * 64, StoreServer(("127.0.0.1", 0), b"0" * 64)
+    place = [f"--rdzv-endpoint=127.0.0.1:{server.port}", "--rdzv-backend=c10d"]
+    if numbered:
+        place = ["--master-addr=127.0.0.1", f"--master-port={server.port}", "--node-rank=1"]
+    command = [sys.executable, "-m", "hocket", "run", "--no-run-dir", "-n", "1", "--nnodes=3", *place, script("")]
+    environment = {**os.environ, "HOCKET_SECRET": secret.decode()}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as launcher:
+        store = SecretStore("127.0.0.1", server.port, secret, deadline(10))
+        until_s = time.monotonic() + deadline(60)
+        while not store.num_keys() and time.monotonic() < until_s:
+            time.sleep(0.05)
+        server.close()
+        _, said = launcher.communicate(timeout=deadline(60))
+    assert launcher.returncode == 1
+    assert f"the hosts did not meet at '127.0.0.1:{server.port}'" in said
+    assert "has gone; the launcher there has ended, and says why" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.long

@@ -26,6 +26,8 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args
 
+from hocket.comm import torch_adapter
+
 from ._arguments import LaunchArguments
 from ._child import Child
 from ._failure import ArgumentError
@@ -89,7 +91,7 @@ def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str
             TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",  # elastic's store for the ranks, which asks nobody who he is
         ):
             agent.run()
-    except RendezvousError as error:
+    except (RendezvousError, torch_adapter.DistNetworkError, torch_adapter.DistStoreError) as error:
         raise not_met(config, error) from error
     except SignalException as error:
         # A rendezvous that other hosts share stays open for them, as with torchrun.
