@@ -1,5 +1,6 @@
 """What ranks are given, what becomes of what they print, and how a launch ends well."""
 
+import io
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from hocket.comm.secret_store import SecretStore, StoreServer
-from hocket.launch import ArgumentError, launch
+from hocket.launch import ArgumentError, LaunchError, _elastic, launch, parse_arguments, run
 from hocket.testing import deadline
 
 from ..processes import free_port
@@ -352,6 +353,19 @@ def test_hosts_that_do_not_meet_are_an_error(script: Any) -> None:
     assert done.returncode == 1
     assert "the hosts did not meet at 'localhost:1'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.long
+def test_a_launcher_says_for_whom_it_waits(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_elastic, "_SILENT_S", 0.2)
+    monkeypatch.setenv("HOCKET_SECRET", "0" * 64)
+    command = ["--no-run-dir", "--nnodes=2", "-n1", "--timeout=5", "--rdzv-backend=c10d"]
+    for is_host, said in (0, "no launcher answers at"), (1, "not all hosts have come to"):
+        place, err = f"localhost:{free_port()}", io.BytesIO()
+        more = [f"--rdzv-endpoint={place}", f"--rdzv-conf=timeout=2,read_timeout=2,join_timeout=2,is_host={is_host}"]
+        with pytest.raises(LaunchError, match="did not meet"):
+            run(parse_arguments([*command, *more, script("")]), io.BytesIO(), err)
+        assert f"hocket: {said} '{place}' yet; start the same command on all hosts" in err.getvalue().decode()
 
 
 @pytest.mark.long
