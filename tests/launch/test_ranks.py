@@ -1,5 +1,6 @@
 """What ranks are given, what becomes of what they print, and how a launch ends well."""
 
+import io
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from hocket.launch import ArgumentError, launch
+from hocket.comm.secret_store import SecretStore, StoreServer
+from hocket.launch import ArgumentError, LaunchError, _elastic, launch, parse_arguments, run
 from hocket.testing import deadline
 
 from ..processes import free_port
@@ -350,6 +353,41 @@ def test_hosts_that_do_not_meet_are_an_error(script: Any) -> None:
     assert done.returncode == 1
     assert "the hosts did not meet at 'localhost:1'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.long
+def test_a_launcher_says_for_whom_it_waits(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_elastic, "_SILENT_S", 0.2)
+    monkeypatch.setenv("HOCKET_SECRET", "0" * 64)
+    command = ["--no-run-dir", "--nnodes=2", "-n1", "--timeout=5", "--rdzv-backend=c10d"]
+    for is_host, said in (0, "no launcher answers at"), (1, "not all hosts have come to"):
+        place, err = f"localhost:{free_port()}", io.BytesIO()
+        more = [f"--rdzv-endpoint={place}", f"--rdzv-conf=timeout=2,read_timeout=2,join_timeout=2,is_host={is_host}"]
+        with pytest.raises(LaunchError, match="did not meet"):
+            run(parse_arguments([*command, *more, script("")]), io.BytesIO(), err)
+        assert f"hocket: {said} '{place}' yet; start the same command on all hosts" in err.getvalue().decode()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_launcher_whose_store_goes_before_all_have_met_says_so(script: Any, numbered: bool) -> None:
+    secret, server = b"0" * 64, StoreServer(("127.0.0.1", 0), b"0" * 64)
+    place = [f"--rdzv-endpoint=127.0.0.1:{server.port}", "--rdzv-backend=c10d"]
+    if numbered:
+        place = ["--master-addr=127.0.0.1", f"--master-port={server.port}", "--node-rank=1"]
+    command = [sys.executable, "-m", "hocket", "run", "--no-run-dir", "-n", "1", "--nnodes=3", *place, script("")]
+    environment = {**os.environ, "HOCKET_SECRET": secret.decode()}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as launcher:
+        store = SecretStore("127.0.0.1", server.port, secret, deadline(10))
+        until_s = time.monotonic() + deadline(60)
+        while not store.num_keys() and time.monotonic() < until_s:
+            time.sleep(0.05)
+        server.close()
+        _, said = launcher.communicate(timeout=deadline(60))
+    assert launcher.returncode == 1
+    assert f"the hosts did not meet at '127.0.0.1:{server.port}'" in said
+    assert "has gone; the launcher there has ended, and says why" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.long

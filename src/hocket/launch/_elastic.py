@@ -26,6 +26,8 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args
 
+from hocket.comm import torch_adapter
+
 from ._arguments import LaunchArguments
 from ._child import Child
 from ._failure import ArgumentError
@@ -34,6 +36,7 @@ from ._listener import FailedRank, Interrupted, JobListener, Notices, StoppedRan
 from ._meeting import Meeting, meet, not_met
 
 _LOOK_S = 0.1
+_SILENT_S = 10.0  # while hosts meet, before the user hears what is waited for
 
 
 def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str, listener: JobListener) -> None:
@@ -56,7 +59,15 @@ def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str
     address, port = None, None
     if config.rdzv_backend == "static":
         address, port = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=-1)
-    meeting = meet(config, log_directory, one_host=arguments.one_host)
+    # The launcher that has started the others by ssh knows who is missing.
+    say = (lambda text: None) if arguments.one_host or arguments.label else listener.say
+    where, all_hosts = repr(config.rdzv_endpoint), "start the same command on all hosts"
+    late = threading.Timer(
+        _SILENT_S, say, [f"no launcher answers at {where} yet; {all_hosts}, and let firewalls pass that port"]
+    )
+    with _running(late):
+        meeting = meet(config, log_directory, one_host=arguments.one_host)
+    late = threading.Timer(_SILENT_S, say, [f"not all hosts have come to {where} yet; {all_hosts}"])
     assert config.logs_specs is not None
     spec = WorkerSpec(
         role=config.role,
@@ -76,7 +87,7 @@ def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str
     )
     agent = _Agent(
         spec,
-        _RoutedLogs(config.logs_specs, listener, meeting),
+        _RoutedLogs(config.logs_specs, listener, meeting, late.cancel),
         config.start_method,
         listener,
         arguments.grace_s,
@@ -84,12 +95,15 @@ def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str
     )
     close_rendezvous = True
     try:
-        with _environment_restored(
-            TORCHELASTIC_SIGNALS_TO_HANDLE=",".join(to_handle(config.signals_to_handle)),
-            TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",  # elastic's store for the ranks, which asks nobody who he is
+        with (
+            _running(late),
+            _environment_restored(
+                TORCHELASTIC_SIGNALS_TO_HANDLE=",".join(to_handle(config.signals_to_handle)),
+                TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",  # elastic's store for the ranks, which asks nobody who he is
+            ),
         ):
             agent.run()
-    except RendezvousError as error:
+    except (RendezvousError, torch_adapter.DistNetworkError, torch_adapter.DistStoreError) as error:
         raise not_met(config, error) from error
     except SignalException as error:
         # A rendezvous that other hosts share stays open for them, as with torchrun.
@@ -154,11 +168,22 @@ def _check(flags: argparse.Namespace, nproc: int) -> None:
         raise ValueError(f"--numa-binding {flags.numa_binding}: torch binds by GPUs, and finds none on this host")
 
 
+@contextmanager
+def _running(late: threading.Timer) -> Iterator[None]:
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
+
+
 class _RoutedLogs(LogsSpecs):
     """The log files that torchrun's flags ask for; the listener then says what else becomes of the streams."""
 
-    def __init__(self, inner: LogsSpecs, listener: JobListener, meeting: Meeting) -> None:
+    def __init__(self, inner: LogsSpecs, listener: JobListener, meeting: Meeting, met: Callable[[], None]) -> None:
         super().__init__()
+        self._met = met  # what to call when all hosts have
         self._inner = inner
         self._listener = listener
         self._meeting = meeting
@@ -168,6 +193,7 @@ class _RoutedLogs(LogsSpecs):
         return self._inner.root_log_dir
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        self._met()
         destinations = self._inner.reify(envs)
         for environment in envs.values():
             environment.update(self._meeting.environment(environment))

@@ -54,6 +54,10 @@ class JobListener(ABC):
     """Who follows a job; called by the agent's thread."""
 
     @abstractmethod
+    def say(self, *lines: str) -> None:
+        """Tell the user; also called by another thread."""
+
+    @abstractmethod
     def route(self, destinations: "Streams", environments: dict[int, dict[str, str]]) -> None:
         """Before the ranks start: say where each prints, and add to its environment, by local rank."""
 

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import torch.distributed.elastic.rendezvous.registry as rendezvous_registry
 from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
     RendezvousError,
     RendezvousHandler,
     RendezvousInfo,
@@ -159,4 +160,13 @@ def _server(host: str, port: int, secret: bytes, here: bool | None) -> StoreServ
 
 
 def not_met(config: LaunchConfig, error: Exception) -> LaunchError:
-    return LaunchError(f"the hosts did not meet at {config.rdzv_endpoint!r}: {str(error) or 'not all came in time'}")
+    """Return what a launcher says whose job has not met, or whose store goes while it asks there."""
+    cause = error.__cause__ if isinstance(error, RendezvousConnectionError) else None  # which says more
+    text = str(cause or error)
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        text += "; another job may have that port: name another one on all hosts"
+    elif isinstance(cause or error, torch_adapter.DistNetworkError):
+        text += "; the launcher there has ended, and says why"
+    elif not text or isinstance(error, torch_adapter.DistStoreError):  # which names keys of the store
+        text = "not all came in time"
+    return LaunchError(f"the hosts did not meet at {config.rdzv_endpoint!r}: {text}")

@@ -1,8 +1,10 @@
 """Ranks on several hosts (told apart by HOCKET_HOST): two levels, schedules between hosts, the same results."""
 
+import contextlib
 import gc
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -512,3 +514,29 @@ def test_who_cannot_connect_is_told_to_all_and_who_hears_nothing_waits_no_longer
         make(alone, store, rank=1, timeout=timedelta(seconds=20))
     with pytest.raises(CommError, match="^rank 1 cannot make group 'own': after . s not all ranks are connected"):
         make(alone, dist.HashStore(), rank=1, timeout=timedelta(seconds=0.3))
+
+
+def test_who_waits_for_a_host_that_does_not_answer_names_it_soon(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_hosts, "_PATIENCE", timedelta(0))
+    monkeypatch.setattr(_hosts, "_UNANSWERED_S", 0.2)
+    at = Membership(dist.HashStore(), "own", 0, 2, timedelta(seconds=deadline(20)), [0, 1])
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, contextlib.ExitStack() as opened:
+        address = server.getsockname()
+        for _ in range(3):  # who listens takes the first, and drops the last as a firewall does
+            opened.enter_context(one := socket.socket()).setblocking(False)
+            one.connect_ex(address)
+        begin_s = time.monotonic()
+
+        def until_said() -> None:
+            while not caplog.messages and time.monotonic() < begin_s + deadline(15):
+                time.sleep(0.1)
+
+        _hosts.while_all_live(until_said, at, {}, None)
+        named = f"no answer from 127.0.0.1, port {address[1]}; if that is a host of this job, a firewall may be between"
+        assert [message.partition(". Hosts")[0] for message in caplog.messages] == [
+            f"hocket: rank 0 waits to make group 'own': {named}"
+        ]
+        with pytest.raises(CommError, match=f"not all ranks are connected; {named}.*GLOO_SOCKET_IFNAME"):
+            _hosts.while_all_live(threading.Event().wait, at._replace(timeout=timedelta(seconds=0.1)), {}, None)

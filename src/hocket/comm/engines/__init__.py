@@ -1,9 +1,17 @@
 """The engines, which move bytes between hosts: torch's own process groups, and MPI."""
 
 from ._direct import DirectPoints, connect_directly
-from ._gloo import Gloo
+from ._gloo import Gloo, unanswered
 from ._mpi import MpiPointToPoint
 from ._point_to_point import EnginePointToPoint
 from .engine import EngineTransport
 
-__all__ = ["DirectPoints", "EnginePointToPoint", "EngineTransport", "Gloo", "MpiPointToPoint", "connect_directly"]
+__all__ = [
+    "DirectPoints",
+    "EnginePointToPoint",
+    "EngineTransport",
+    "Gloo",
+    "MpiPointToPoint",
+    "connect_directly",
+    "unanswered",
+]

@@ -30,6 +30,11 @@ from ._direct import DirectPoints, keep_alive
 
 _PROOF_TAG: Final = 0x686F636B  # the first messages on each connection; nothing else is under way yet
 _PROOF_NBYTES: Final = 32
+_BY_NAMES: Final = (
+    "Hosts connect by the address of their names, or of the interface that GLOO_SOCKET_IFNAME names: set it on each to "
+    "one that leads to the others"
+)
+_SYN_SENT: Final = "02"  # TCP_SYN_SENT of the kernel's tcp_states.h
 _DEVICE: Final = "0"  # of the first of Gloo's devices, the only one: what it keeps in the store has that before it
 _LARGE_NBYTES: Final = 2**20  # beside whose time a thread's start, some 75 us, is little; less is seldom cut in two
 _LOOK_S: Final = 0.3
@@ -195,10 +200,7 @@ class Gloo:
                 except RuntimeError as error:
                     if address is not None or "connecting" not in str(error):
                         raise
-                    raise RuntimeError(
-                        f"{error}. Hosts connect by the address of their names, or of the interface that "
-                        "GLOO_SOCKET_IFNAME names: set it on each to one that leads to the others"
-                    ) from error
+                    raise RuntimeError(f"{error}. {_BY_NAMES}") from error
                 new = (now - then for now, then in zip(_sockets(), before, strict=True))
                 listening, connected = self._own(*new)
                 for one in connected:
@@ -349,6 +351,31 @@ def _sockets() -> tuple[set[_Socket], set[_Socket]]:
                     listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
                     (listening if listens else connected).add(one)
     return listening, connected
+
+
+def unanswered() -> str:
+    """Return what to say where this process asks again and again for a connection without an answer; else "".
+
+    A firewall that drops packets is silent, and Gloo tries for its time-out.
+    """
+    own, found = set(), []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # another thread has closed it
+            own.add(os.readlink(f"/proc/self/fd/{name}"))
+    for family, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
+        with contextlib.suppress(OSError):  # a host without IPv6
+            for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:  # see proc_pid_net(5)
+                _, _, there, state, _, _, again, _, _, number, *_ = line.split()
+                if state == _SYN_SENT and int(again, 16) > 1 and f"socket:[{number}]" in own:
+                    words, port = there.split(":")
+                    packed = b"".join(
+                        int(words[i : i + 8], 16).to_bytes(4, sys.byteorder) for i in range(0, len(words), 8)
+                    )
+                    found.append(f"{socket.inet_ntop(family, packed)}, port {int(port, 16)}")
+    if not found:
+        return ""
+    places = " and ".join(sorted(set(found)))
+    return f"no answer from {places}; if that is a host of this job, a firewall may be between. {_BY_NAMES}"
 
 
 def _received_nbytes(one: _Socket) -> int:

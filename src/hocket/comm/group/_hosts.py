@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from .. import torch_adapter as c10d
 from ..aggregated import open_beside_aggregator
-from ..engines import EnginePointToPoint, EngineTransport, Gloo, connect_directly
+from ..engines import EnginePointToPoint, EngineTransport, Gloo, connect_directly, unanswered
 from ..p2p import HostMessages, TagMatcher, publish_streams
 from ..scheduled import (
     RAILS_NBYTES,
@@ -40,6 +41,7 @@ _PATIENCE: Final = timedelta(seconds=3)  # for ranks to come to make a group, be
 _LOOK_S: Final = 0.2
 _GRACE_S: Final = 1.0
 _ANSWER_S: Final = 3.0  # for the store
+_UNANSWERED_S: Final = 8.0  # for other hosts to answer, before this rank says that they do not
 _DEAD: Final = b"died"
 _DIED: Final = "hocket/died"
 _FAILED: Final = "hocket/failed"
@@ -242,10 +244,17 @@ def while_all_live(
         made = c10d.begun(make)
         begin_s = time.monotonic()
         look_s, end_s = (begin_s + _PATIENCE.total_seconds() + more for more in (0.0, timeout.total_seconds()))
+        warn_s = begin_s + _UNANSWERED_S
         while not wait([made], _LOOK_S).done:
-            if time.monotonic() > end_s:
-                waited = f"{time.monotonic() - begin_s:.0f} s"
-                raise CommError(f"{where}: after {waited} not all ranks are connected; others may say why")
+            now_s = time.monotonic()
+            why = unanswered() if now_s > min(warn_s, end_s) else ""
+            if now_s > end_s:
+                waited = f"{now_s - begin_s:.0f} s"
+                raise CommError(f"{where}: after {waited} not all ranks are connected; {why or 'others may say why'}")
+            if now_s > warn_s:
+                warn_s = math.inf if why else now_s + _UNANSWERED_S
+                if why:
+                    log.warning("hocket: rank %d waits to make group %r: %s", global_ranks[rank], name, why)
             if time.monotonic() > look_s:
                 look()
         trouble = made.exception()
