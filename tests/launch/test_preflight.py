@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -189,6 +190,10 @@ def test_a_control_group_s_limits_count_wherever_they_stand(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert (_limits.usable_cores(), _launch.threads_of_rank(1), _launch.threads_of_rank(4)) == (1, 1, 1)
     assert parse_arguments(["-n", "cpu", __file__]).nproc == 1
+    said: list[str] = []
+    job: Any = SimpleNamespace(_arguments=parse_arguments(["-n", "2", __file__]), say=said.append)
+    _launch._RunningJob.say_threads(job)
+    assert said == ["OMP_NUM_THREADS=1 in each of 2 ranks (a quota of 1.5 of 8 cores); set it to choose"]
     assert _facts.resources()["memory"] == gib
     found = _doctor._memory()
     assert (found.status, found.found) == ("warning", "0.8 GiB free of 1.0 GiB")

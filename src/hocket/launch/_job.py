@@ -75,7 +75,8 @@ def _told() -> Iterator[None]:
         yield
     except OSError as error:
         proc = "" if os.path.exists("/proc/self/stat") else f"; {_sweep.NO_PROC}"
-        remedy = proc or of_processes(error) or "; TMPDIR names another temporary directory"
+        elsewhere = "" if error.filename == sys.executable else "; TMPDIR names another temporary directory"
+        remedy = proc or of_processes(error) or elsewhere
         raise LaunchError(f"the job cannot begin: {error}{remedy}") from None
 
 

@@ -13,7 +13,7 @@ from string import Template
 from typing import Any, BinaryIO
 
 from hocket import _early
-from hocket._limits import usable_cores
+from hocket._limits import quota_cores, usable_cores
 from hocket._sweep import JOB_VARIABLE
 from hocket.comm import rendezvous
 
@@ -376,8 +376,8 @@ class _RunningJob(JobListener):
     def say_threads(self) -> None:
         threads = _rank_threads(self._arguments)
         if threads is not None:
-            cores, present = usable_cores(), len(os.sched_getaffinity(0))
-            quota = f"a quota of {cores} of " if cores < present else ""
+            cores, present = quota_cores(), len(os.sched_getaffinity(0))
+            quota = f"a quota of {cores:.3g} of " if cores is not None and cores < present else ""
             ranks = f"each of {self._arguments.nproc} ranks" if self._arguments.nproc > 1 else "the rank"
             self.say(
                 f"OMP_NUM_THREADS={threads} in {ranks} ({quota}{present} core{'s' * (present != 1)}); set it to choose"

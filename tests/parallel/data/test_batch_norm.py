@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -90,6 +91,26 @@ def test_samples_of_like_statistics_are_not_taken_for_the_same() -> None:
     (expected,) = run_ranks(behind_an_instance_norm, 1)
     for found in run_ranks(behind_an_instance_norm, 2):
         assert found == [pytest.approx(one, rel=1e-11, abs=1e-13) for one in expected]
+
+
+def warned_of_parts() -> list[str]:
+    """What is said of synchronised batch norm in parts of a batch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    x, y = torch.randn(8, 3) * torch.arange(1, 9).view(8, 1), torch.randint(0, 2, (8,))
+    trainer = hocket.Trainer(
+        model, F.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), Plan(sync_batch_norm=True, accumulate=2)
+    )
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        trainer.step((x, y))
+    return [str(one.message) for one in said]
+
+
+def test_no_advice_to_synchronise_what_is_synchronised() -> None:
+    said = [line for line in run_ranks(warned_of_parts, 2)[0] if "normalises each part" in line]
+    assert len(said) == 1
+    assert "use layer or group norm" in said[0]
 
 
 def statistics(model: nn.Module) -> list[list[float]]:

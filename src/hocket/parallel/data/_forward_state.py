@@ -13,6 +13,7 @@ from hocket.comm import torch_adapter
 from hocket.sharding import same_values
 
 from ..mesh import World
+from ._batch_norm import SynchronisedBatchNorm
 
 _NAMED = 3  # modules of a kind in a warning
 Modules = Sequence[tuple[torch.nn.Module, Mapping[str, str]]]
@@ -257,7 +258,9 @@ def tell(
         what = ", ".join(f"{name} by {off_by:.1g}" for name, off_by in most.items())
         remedy = "layer or group norm"
         if issubclass(kind, torch.nn.modules.batchnorm._BatchNorm):
-            remedy = "sync_batch_norm = true (ranks only), layer or group norm, or .eval()"
+            synchronised = any(isinstance(some[0].owner, SynchronisedBatchNorm) for some in owners)
+            over_ranks = "" if synchronised else "sync_batch_norm = true (ranks only), "
+            remedy = f"{over_ranks}layer or group norm, or .eval()"
             verb = f"normalises each part of a batch by itself with {how}, so that losses differ from one process's"
         else:
             remedy = "a plan that does not cut batches"

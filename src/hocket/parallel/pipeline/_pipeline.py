@@ -115,9 +115,10 @@ class Pipeline:
         fixed = self.stages[0].fixed_shapes if fixed_shapes is None else fixed_shapes
         if fixed_shapes is None and not fixed and micro_batches > 2 and self.schedule != "gpipe" and world.size > 1:
             # A description is waited for where a receive is posted, which may be before the sender can go on.
+            one = "stages_per_rank = 1 and " if count > world.size else ""
             raise ValueError(
                 "shapes that cross a cut of this model depend on the numbers in a batch, and each message must be "
-                'described: say pipeline_schedule = "gpipe", or micro_batches = 2'
+                f'described: say {one}pipeline_schedule = "gpipe", or micro_batches = 2'
             )
         self._wire = StageWire(world, fixed_shapes=fixed, alike=alike)
         self._describing_wire = StageWire(world, fixed_shapes=False)
