@@ -1,7 +1,9 @@
 """The command line of `hocket run`."""
 
 import json
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,3 +157,16 @@ def test_a_plan_that_does_not_fit_the_ranks_is_refused_before_they_start(tmp_pat
     with pytest.raises(ArgumentError, match="cannot read plan 'none.toml'"):
         parse_arguments(["-n", "2", "--plan", "none.toml", "s.py"])
     assert parse_arguments(["-n", "2", "--plan", "auto", "s.py"]).environment["HOCKET_PLAN"] == "auto"
+
+
+def test_one_host_needs_no_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = socket.getaddrinfo
+
+    def without_a_hosts_file(host: str, *rest: Any) -> Any:
+        if host == "localhost":
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return known(host, *rest)
+
+    monkeypatch.setattr(socket, "getaddrinfo", without_a_hosts_file)
+    flags = parse_arguments(["-n", "2", __file__]).flags
+    assert (flags.rdzv_endpoint, flags.local_addr) == ("127.0.0.1:0", "127.0.0.1")

@@ -521,14 +521,24 @@ def _choose_rendezvous(arguments: LaunchArguments) -> None:
     flags = arguments.flags
     unset = flags.rdzv_backend == "static" and not flags.rdzv_endpoint and flags.master_port is None
     if flags.standalone or (arguments.one_host and unset):
+        here = _this_host()
         flags.rdzv_backend = "c10d"
-        flags.rdzv_endpoint = "localhost:0"
+        flags.rdzv_endpoint = f"{here}:0"
         flags.rdzv_id = str(uuid.uuid4())
-        flags.local_addr = flags.local_addr or (arguments.placement.address if arguments.placement else "localhost")
+        flags.local_addr = flags.local_addr or (arguments.placement.address if arguments.placement else here)
     if flags.master_port is None:
         flags.master_port = 29500  # torchrun's
     if flags.rdzv_backend in ("static", "c10d"):
         _check_resolves(re.sub(r":\d+$", "", flags.rdzv_endpoint) or flags.master_addr)
+
+
+def _this_host() -> str:
+    """Return "localhost", or what it stands for where nothing says so, as in a container without /etc/hosts."""
+    try:
+        socket.getaddrinfo("localhost", None)
+    except OSError:
+        return "127.0.0.1"
+    return "localhost"
 
 
 def _check_resolves(host: str) -> None:
