@@ -38,8 +38,7 @@ def test_counts_that_nothing_tells_apart_must_agree() -> None:
 
 def test_totals_of_a_batch_in_which_a_rank_has_no_sample_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sample that the rank has instead counts for nothing, but `len(y)` has it."""
-    monkeypatch.setattr(batch, "_last", None)
-    monkeypatch.setattr(batch, "_open", {})
+    monkeypatch.setattr(batch, "_now", batch._InUse())
     loader, evaluation = object(), object()
     batch.enter(loader, BatchShard.of(2, 3, 2), torch.ones(1))
     with pytest.raises(RuntimeError, match="of 2, has no sample for some of 3 ranks: .* drop_last=True"):

@@ -423,8 +423,7 @@ def test_a_loader_whose_batches_are_lists_of_samples_shares_them_out() -> None:
 
 @pytest.fixture
 def _no_open_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_batch, "_open", {})
-    monkeypatch.setattr(_batch, "_last", None)
+    monkeypatch.setattr(_batch, "_now", _batch._InUse())
 
 
 @pytest.mark.usefixtures("_no_open_loader")

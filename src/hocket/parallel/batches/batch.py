@@ -99,19 +99,31 @@ before_evaluation: list[Callable[[World], None]] = []
 
 listeners: weakref.WeakSet[BatchListener] = weakref.WeakSet()
 
-_kept: dict[int, tuple[weakref.ref[torch.UntypedStorage], Note]] = {}  # by the address of a tensor that was yielded
-_open: dict[int, Note] = {}  # by loader, the one that yielded last at the end
-_last: Note | None = None
-_trained: Note | None = None  # the last whose ranks are in step
-_left: Note | None = None  # of the batch at which a loop has ended early, until a model or a loader is used again
-_counting: bool | None = None
-_recent: list[BatchShard] = []  # those of the latest batches that differ, the last one first
-_AHEAD = 4  # of them that are kept: a program may read ahead
-_used: deque[Note] = deque(maxlen=4)  # those of batches that models were called with since an optimizer's latest step
-_stepped = False  # whether an optimizer has made a step since a model was called
-_unused: deque[Note] = deque(maxlen=4)  # those that loaders have yielded since a model was called
-_called: Note | None = None  # that of which a model was called last
-_called_since = _propagated_since = False  # whether one was, and gradients were computed, since a loader's latest batch
+_AHEAD = 4  # batches that are kept: a program may read ahead
+
+
+@dataclass
+class _InUse:
+    """What loaders have yielded, and what the program has done with it since."""
+
+    # By the address of a tensor that was yielded.
+    kept: dict[int, tuple[weakref.ref[torch.UntypedStorage], Note]] = field(default_factory=dict)
+    open: dict[int, Note] = field(default_factory=dict)  # by loader, the one that yielded last at the end
+    last: Note | None = None
+    trained: Note | None = None  # the last whose ranks are in step
+    left: Note | None = None  # of the batch at which a loop has ended early, until a model or a loader is used again
+    counting: bool | None = None
+    recent: list[BatchShard] = field(default_factory=list)  # those of batches that differ, the latest first
+    # Those of batches that models were called with since an optimizer's latest step.
+    used: deque[Note] = field(default_factory=lambda: deque(maxlen=_AHEAD))
+    unused: deque[Note] = field(default_factory=lambda: deque(maxlen=_AHEAD))  # yielded since a model was called
+    stepped: bool = False  # whether an optimizer has made a step since a model was called
+    called: Note | None = None  # that of which a model was called last
+    called_since: bool = False  # whether one was called since a loader's latest batch
+    propagated_since: bool = False  # whether gradients were computed since a loader's latest batch
+
+
+_now = _InUse()
 
 
 def enter(
@@ -129,24 +141,24 @@ def enter(
     It is the part of the batch that `drawn` tells; some samples of it are padded otherwise `alone`, or one
     is by itself what `packed` says.
     """
-    global _last, _trained, _left, _called_since, _propagated_since
-    _left, _called_since, _propagated_since = None, False, False
+    _now.left, _now.called_since, _now.propagated_since = None, False, False
     tensors = [tensor for tensor in tensors_in(batch) if tensor.layout is torch.strided and tensor.numel()]
     storages = tuple(weakref.ref(tensor.untyped_storage()) for tensor in tensors)
-    _open.pop(id(owner), None)
+    _now.open.pop(id(owner), None)
     nbytes = tuple(tensor.numel() * tensor.element_size() for tensor in tensors)
     places = tuple(_place(tensor) for tensor in tensors)
-    _last = _open[id(owner)] = Note(share, storages, nbytes, places, counted, counted is not None, unit)
-    _last.tensors, _last.drawn, _last.alone = tuple(map(weakref.ref, tensors)), drawn, alone
-    _last.packed = packed
-    _last.lengths = () if share is None else lengths_in(batch, share.samples)
+    note = Note(share, storages, nbytes, places, counted, counted is not None, unit)
+    _now.last = _now.open[id(owner)] = note
+    note.tensors, note.drawn, note.alone = tuple(map(weakref.ref, tensors)), drawn, alone
+    note.packed = packed
+    note.lengths = () if share is None else lengths_in(batch, share.samples)
     if share is not None:
-        _unused.append(_last)
-        _trained = _last
-        _recent[:] = [share, *(one for one in _recent if one != share)][:_AHEAD]
+        _now.unused.append(note)
+        _now.trained = note
+        _now.recent[:] = [share, *(one for one in _now.recent if one != share)][:_AHEAD]
     for tensor in tensors:
-        _remember(tensor, _last)
-    _tell(_last)
+        _remember(tensor, note)
+    _tell(note)
 
 
 def _place(tensor: torch.Tensor) -> int:
@@ -155,38 +167,36 @@ def _place(tensor: torch.Tensor) -> int:
 
 def _remember(tensor: torch.Tensor, note: Note) -> None:
     """Keep a note for as long as a tensor's memory is there: programs may keep batches, and use them later."""
-    key = _place(tensor)
+    key, kept = _place(tensor), _now.kept
 
     def forget(reference: weakref.ref[torch.UntypedStorage]) -> None:
-        if key in _kept and _kept[key][0] is reference:
-            del _kept[key]
+        if key in kept and kept[key][0] is reference:
+            del kept[key]
 
-    _kept[key] = weakref.ref(tensor.untyped_storage(), forget), note
+    kept[key] = weakref.ref(tensor.untyped_storage(), forget), note
 
 
 def leave(owner: object, *, early: bool = False) -> None:
     """Note that `owner` yields no more, `early` if it has more: an outer loader's batch is the current one again."""
-    global _last, _left, _called_since
-    _called_since = False
+    _now.called_since = False
     for listener in listeners:
         listener.batches_ended()
-    mine = _open.pop(id(owner), None)
-    _left = mine if early else None
-    if _open and mine is _last:
-        _last = next(reversed(_open.values()))
-        _tell(_last)
+    mine = _now.open.pop(id(owner), None)
+    _now.left = mine if early else None
+    if _now.open and mine is _now.last:
+        _now.last = next(reversed(_now.open.values()))
+        _tell(_now.last)
 
 
 @contextmanager
 def put_back() -> Iterator[None]:
     """Open a block after which the batch in use is that of before: an evaluation between two steps, say."""
-    global _last
-    before = _last
+    before = _now.last
     try:
         yield
     finally:
-        if not _open:
-            _last = before
+        if not _now.open:
+            _now.last = before
 
 
 def _tell(note: Note) -> None:
@@ -199,7 +209,7 @@ def explain(error: BaseException) -> None:
 
     Shapes in the program may go by the whole. An error of Hocket's own says what it has to.
     """
-    share = None if _left is None else _left.share
+    share = None if _now.left is None else _now.left.share
     if share is None or not 0 < share.samples < share.total or not isinstance(error, _OF_SHAPES):
         return
     trace = error.__traceback__
@@ -225,7 +235,7 @@ def contested() -> bool:
 
     All ranks come to the same answer: the size of the batch says whether parts are unequal, not this rank's weight.
     """
-    return _differ(_open.values())
+    return _differ(_now.open.values())
 
 
 def _differ(notes: Iterable[Note]) -> bool:
@@ -236,28 +246,26 @@ def _differ(notes: Iterable[Note]) -> bool:
 
 def called(note: Note | None, inputs: Any, marks: set[int]) -> None:
     """Take notice of a model that trains: what it was called with, and the marks of what it has made of that."""
-    global _stepped, _called, _called_since
-    if _stepped:
-        _used.clear()
-        _stepped = False
+    if _now.stepped:
+        _now.used.clear()
+        _now.stepped = False
     if note is None:
         return
-    note.used = _called_since = True
-    _called = note
-    while any(one is note for one in _unused):
-        _unused.popleft()
+    note.used = _now.called_since = True
+    _now.called = note
+    while any(one is note for one in _now.unused):
+        _now.unused.popleft()
     samples = None if note.share is None or note.holds(inputs) else note.share.samples
     joined = samples is not None and all(one.shape[:1] != (samples,) for one in tensors_in(inputs))
-    for one in list(_open.values()) if joined and len(_open) > 1 else [note]:
+    for one in list(_now.open.values()) if joined and len(_now.open) > 1 else [note]:
         one.marks |= marks
-        if not any(one is other for other in _used):
-            _used.append(one)
+        if not any(one is other for other in _now.used):
+            _now.used.append(one)
 
 
 def propagated() -> None:
     """Take notice of a back-propagation."""
-    global _propagated_since
-    _propagated_since = True
+    _now.propagated_since = True
 
 
 def averaged() -> Note | None:
@@ -267,16 +275,15 @@ def averaged() -> Note | None:
     may also go on with batches of a loader that yields no more.
     """
     note = current()
-    if note is None or _called is None or note.share is None or _called.share is None:
+    if note is None or _now.called is None or note.share is None or _now.called.share is None:
         return note
-    ahead = not note.used and (_called_since or not _propagated_since) if _open else _called_since
-    return _called if ahead else note
+    ahead = not note.used and (_now.called_since or not _now.propagated_since) if _now.open else _now.called_since
+    return _now.called if ahead else note
 
 
 def stepped() -> None:
     """Take notice of an optimizer's step: the next batch that a model is called with is of another one."""
-    global _stepped
-    _stepped = True
+    _now.stepped = True
 
 
 def meant(value: Any) -> Note | None:
@@ -287,9 +294,9 @@ def meant(value: Any) -> Note | None:
     Raises:
         RuntimeError: It is of several, or may be.
     """
-    notes = list(_used)
+    notes = list(_now.used)
     if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-        notes = [one for one in (*_open.values(), *_used) if torch_adapter.reaches(value, one.marks)]
+        notes = [one for one in (*_now.open.values(), *_now.used) if torch_adapter.reaches(value, one.marks)]
     if _differ(notes):
         raise RuntimeError(
             "hocket.average of a number that is, or may be, of batches of several loaders, of which ranks have other "
@@ -297,7 +304,7 @@ def meant(value: Any) -> Note | None:
             "called; or take hocket.total(loss.item() * len(batch), len(batch)) of each; or make all batches of a size "
             "that the ranks can share equally"
         )
-    return notes[-1] if notes else _last
+    return notes[-1] if notes else _now.last
 
 
 def current(inputs: Any = None) -> Note | None:
@@ -305,20 +312,19 @@ def current(inputs: Any = None) -> Note | None:
 
     Tensors of a batch among the model's `inputs` say which one, even if others were yielded since.
     """
-    global _left
-    _left = None
+    _now.left = None
     for tensor in tensors_in(inputs):
         plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_meta
-        if plain and (kept := _kept.get(tensor.data_ptr())) is not None and kept[0]() is not None:
+        if plain and (kept := _now.kept.get(tensor.data_ptr())) is not None and kept[0]() is not None:
             return kept[1]
-    if len(_open) > 1 and inputs is not None and len({note.weight for note in _open.values()}) > 1:
+    if len(_now.open) > 1 and inputs is not None and len({note.weight for note in _now.open.values()}) > 1:
         pointers = {t.untyped_storage().data_ptr() for t in tensors_in(inputs) if t.layout is torch.strided}
-        for note in reversed(_open.values()):
+        for note in reversed(_now.open.values()):
             for reference in note.storages:
                 storage = reference()
                 if storage is not None and storage.data_ptr() in pointers:
                     return note
-    return _last if inputs is None else _of_as_many(inputs)
+    return _now.last if inputs is None else _of_as_many(inputs)
 
 
 def _of_as_many(inputs: Any) -> Note | None:
@@ -326,54 +332,53 @@ def _of_as_many(inputs: Any) -> Note | None:
 
     Where batches not used yet have unlike parts, that of as many samples; the latest one if it may be that.
     """
-    waiting = [one for one in _unused if one.share is not None]
-    if _last is None or len(waiting) < 2 or waiting[-1] is not _last:
-        return _last
+    waiting = [one for one in _now.unused if one.share is not None]
+    if _now.last is None or len(waiting) < 2 or waiting[-1] is not _now.last:
+        return _now.last
     rows = {tensor.shape[0] for tensor in tensors_in(inputs) if tensor.dim()}
     found = [one for one in waiting if one.share is not None and max(1, one.share.samples) in rows]
-    unlike = any(one.share != _last.share for one in found)
-    return _last if not found or (unlike and found[-1] is _last) else found[0]
+    unlike = any(one.share != _now.last.share for one in found)
+    return _now.last if not found or (unlike and found[-1] is _now.last) else found[0]
 
 
 def together() -> bool:
     """Return whether several loaders for training are under way, so that a step may use a batch of each."""
-    return sum(note.share is not None for note in _open.values()) > 1
+    return sum(note.share is not None for note in _now.open.values()) > 1
 
 
 def is_open(note: Note) -> bool:
     """Return whether the loader has yielded nothing since, and may yield more."""
-    return any(one is note for one in _open.values())
+    return any(one is note for one in _now.open.values())
 
 
 def recent(world: int) -> list[BatchShard]:
     """Return what parts of a batch loaders have given lately to one of so many ranks, the latest first."""
-    return [one for one in _recent if one.world == world]
+    return [one for one in _now.recent if one.world == world]
 
 
 def trained() -> Note | None:
     """Return the note of the last batch that was not for evaluation; None if there was none."""
-    return _trained
+    return _now.trained
 
 
 def evaluating() -> bool:
     """Return whether a loop over an evaluation's batches is under way."""
-    return any(note.share is None for note in _open.values())
+    return any(note.share is None for note in _now.open.values())
 
 
 @contextmanager
 def counting(samples: int) -> Iterator[None]:
     """Open a block in which `samples` of what goes through the model count; none if it is there only to keep step."""
-    global _counting
-    before, _counting = _counting, samples > 0
+    before, _now.counting = _now.counting, samples > 0
     try:
         yield
     finally:
-        _counting = before
+        _now.counting = before
 
 
 def counts() -> bool:
     """Return whether what goes through the model now counts in statistics over ranks."""
-    if _counting is not None:
-        return _counting
+    if _now.counting is not None:
+        return _now.counting
     note = current()
     return note is None or note.share is None or note.share.samples > 0
