@@ -4,7 +4,7 @@ torch's own stubs leave out or mistype most of them, hence `Any`.
 """
 
 from ._back_propagation import accumulates, before_backward, in_backward, queue_callback
-from ._collectives import called_by, hearing_collectives, reduced, without_collectives
+from ._collectives import called_by, gathered_by_program, hearing_collectives, reduced, without_collectives
 from ._graph import graph_marks, is_compiled, leaves, met, reaches, readers, result_sizes, sums_over_ranks
 from ._groups import (
     CUSTOM_BACKEND,
@@ -61,10 +61,10 @@ __all__ = [
     "DistStoreError", "FileStore", "GatherOptions", "HAS_HOOKS", "HashStore", "PrefixStore", "ProcessGroupBase",
     "ReduceOptions", "ReduceScatterOptions", "ScatterOptions", "Store", "TCPStore", "accumulates",
     "all_gather_single", "ask", "before_backward", "begun", "called_by", "default_store", "dispatch_mode",
-    "foreach_copy", "function_mode", "graph_marks", "hearing_collectives", "in_backward", "in_transform",
-    "is_compiled", "is_dtensor", "leaves", "let_reducers_keep_works", "met", "orthogonalize", "outside_compiler",
-    "outside_inference_mode", "pays_low_rank", "process_group_gloo", "process_group_nccl", "queue_callback",
-    "reaches", "readers", "reduce_scatter_single", "reduced", "replace_rendezvous", "restoring_blocks",
-    "result_sizes", "steps_of", "sums_over_ranks", "uncompiled", "uncounted", "unsaved", "unseen", "wait_for",
-    "without_collectives",
+    "foreach_copy", "function_mode", "gathered_by_program", "graph_marks", "hearing_collectives", "in_backward",
+    "in_transform", "is_compiled", "is_dtensor", "leaves", "let_reducers_keep_works", "met", "orthogonalize",
+    "outside_compiler", "outside_inference_mode", "pays_low_rank", "process_group_gloo", "process_group_nccl",
+    "queue_callback", "reaches", "readers", "reduce_scatter_single", "reduced", "replace_rendezvous",
+    "restoring_blocks", "result_sizes", "steps_of", "sums_over_ranks", "uncompiled", "uncounted", "unsaved", "unseen",
+    "wait_for", "without_collectives",
 ]  # fmt: skip

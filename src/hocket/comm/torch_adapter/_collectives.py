@@ -11,27 +11,37 @@ from torch.distributed import distributed_c10d as _c10d
 _any: Any = _c10d
 
 
+_hearers: list[Callable[[], None]] = []
+_plain: list[tuple[Any, str, Any]] = []  # what stands in the seams while nobody hears
+
+
 @contextlib.contextmanager
 def hearing_collectives(hear: Callable[[], None]) -> Iterator[None]:
-    """Open a block in which `hear` is called before this rank talks to others."""
+    """Open a block in which `hear` is called before this rank talks to others; blocks may end in any order."""
 
     def heard(function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            hear()
+            for one in tuple(_hearers):
+                one()
             return function(*args, **kwargs)
 
         return call
 
-    functional: Any = sys.modules.get("torch.distributed._functional_collectives")
-    seams = [(_any, "_rank_not_in_group"), *((functional, "_resolve_group"),) * hasattr(functional, "_resolve_group")]
-    plain = [(owner, name, getattr(owner, name)) for owner, name in seams]
-    try:
-        for owner, name, function in plain:
+    if not _hearers:
+        functional: Any = sys.modules.get("torch.distributed._functional_collectives")
+        seams = [(_any, "_rank_not_in_group")]
+        seams += [(functional, "_resolve_group")] * hasattr(functional, "_resolve_group")
+        _plain[:] = [(owner, name, getattr(owner, name)) for owner, name in seams]
+        for owner, name, function in _plain:
             setattr(owner, name, heard(function))
+    _hearers.append(hear)
+    try:
         yield
     finally:
-        for owner, name, function in plain:
-            setattr(owner, name, function)
+        _hearers.remove(hear)
+        if not _hearers:
+            for owner, name, function in _plain:
+                setattr(owner, name, function)
 
 
 _AROUND = ("wrapper", "handle_torch_function", "__torch_function__", "all_reduce")
@@ -63,6 +73,27 @@ def called_by(*modules: str) -> bool:
             return True
         call = call.f_back
     return False
+
+
+_GATHERS = {
+    "all_gather", "all_gather_into_tensor", "all_gather_object", "gather", "gather_object", "all_gather_tensor",
+    "all_to_all", "all_to_all_single",
+}  # fmt: skip
+
+
+def gathered_by_program() -> str:
+    """Return, where `hearing_collectives` calls, by what the program gathers; "" where it does not, or another does."""
+    call: Any = sys._getframe(3)  # of torch.distributed, below those of `hear`, of `call` and of this
+    name = ""
+    while call is not None:
+        module, of = str(call.f_globals.get("__name__")), call.f_code.co_name
+        if module.startswith(("torch.distributed.fsdp", "torch.nn.parallel")):
+            return ""
+        if not module.startswith("torch.") and of not in _AROUND:
+            return "" if module.startswith("hocket.") else name
+        name = of if of in _GATHERS else name
+        call = call.f_back
+    return ""
 
 
 def without_collectives() -> contextlib.AbstractContextManager[None]:

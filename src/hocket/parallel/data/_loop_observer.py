@@ -31,11 +31,13 @@ from ._loss_weight import LossWeights
 from ._model_changes import ModelChanges
 from ._other_libraries import tell_own_batches
 from ._outside import OutsideModules
+from ._own_gathers import OwnGathers
 from ._replica_marks import ReplicaMarks
 from ._sample_numbers import ModelNumbers
 from ._unseen_losses import UnseenLosses
 
 _exchanged = ExchangedSamples()  # on while the first losses are computed, but for forward passes
+_own_gathers = OwnGathers()
 _LOOKS, _BATCHES, _LOOKS_AGAIN = 2, 8, 3
 """Losses that are looked at, batches in which they are waited for, and how often that is done anew for new losses."""
 
@@ -120,6 +122,7 @@ class LoopObserver:
         """Get ready for a batch of a loader, which has a share."""
         assert note.share is not None
         self._left_out.next(note)
+        _own_gathers.next(note)
         self._unseen.next()
         self._outside.watch()
         self._open = True
@@ -143,6 +146,7 @@ class LoopObserver:
     def batches_ended(self) -> None:
         """Look no more at what is computed: these are no batches of a loader."""
         self._left_out.next(None)
+        _own_gathers.next(None)
         self._open = False
         _exchanged.end()
         self._tell_sizes(None)
