@@ -79,7 +79,8 @@ def rows_off(four: Sequence[torch.Tensor]) -> float:
     """Return how far rows that a model is given are from a selection that goes by each sample alone, relative.
 
     The sums of such rows, and of their cubes, are sums of one term for each sample (those of squares are so where rows
-    are normalised over a batch). Where not even the numbers of rows are, nothing is said: repeated rows may have been
+    are normalised over a batch), and so are cubes of a sum over each row, which tell of parts of rows that have gone to
+    others (cutmix). Where not even the numbers of rows are, nothing is said: repeated rows may have been
     left out.
     """
     sizes = [len(one) if one.dim() else 0 for one in four]
@@ -90,6 +91,11 @@ def rows_off(four: Sequence[torch.Tensor]) -> float:
         a, b, c, d = (torch.cat([one.sum(0), one.pow(3).sum(0)]) for one in flat)
         size = max(float(one.abs().max()) for one in (a, b, c, d)) if a.numel() else 0.0
         far = float((a + b - c - d).abs().max()) / size if size else 0.0
+        weights = torch.arange(flat[0].shape[1], dtype=torch.float64, device=flat[0].device).cos()
+        cubes = [(one @ weights).pow(3) for one in flat]
+        a, b, c, d = (one.sum() for one in cubes)
+        size = max(float(one.abs().sum()) for one in cubes)
+        far = max(far, float((a + b - c - d).abs()) / size) if size else far
         if not math.isfinite(far):  # divided by a deviation that other choices have not, if it is finite as it is
             return float(bool(a.isfinite().all()))
     return far

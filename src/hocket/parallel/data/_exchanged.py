@@ -272,8 +272,19 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if len(followed) == 1 and one.dim() == followed[0].dim() == 0 and one is not followed[0]:
                     self._numbers[one] = followed[0], func, given
         for one in written(func, given):
+            if same and one._base is not None:
+                self._written_through(one, one._base)
             self.kept.wrote(one, places(one, self._others.get(one, ())[1:], self._samples))
         return result
+
+    def _written_through(self, view: torch.Tensor, base: torch.Tensor) -> None:
+        """Follow a tensor of which a part was written (`x[:, :, a:b] = other`), as its others were through theirs."""
+        known, parts, now = self._others.get(base), self._others.get(view), _version(view)
+        if known is None or parts is None or now not in known[0]:
+            return
+        pairs = zip(parts[1:], known[1:], strict=True)
+        if all(part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr() for part, whole in pairs):
+            self._others[base] = [(now, now + 1), *known[1:]]
 
     def _links(self, func: Any, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> bool:
         """Return whether an operator takes a second sample, or what has a place for each and may not come from them.
