@@ -357,7 +357,7 @@ def _thawed_again(name: str) -> tuple[list[float], list[float]]:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["data", "parameters", "tensor", "pipeline"])
+@pytest.mark.parametrize("name", ["data", "optimizer", "gradients", "parameters", "tensor", "pipeline"])
 def test_what_is_trained_only_after_the_trainer_was_made_is_refused(name: str) -> None:
     for ranks in (1, 2) if name == "data" else (2,):
         assert "'2.weight' was frozen when the Trainer was made" in run_ranks(_trained_later, ranks, name, "thawed")[0]
