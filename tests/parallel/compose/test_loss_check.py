@@ -314,3 +314,14 @@ def test_a_check_that_waits_for_samples_does_not_take_the_steps_before_for_chang
     (alone,) = run_ranks(losses_after_an_empty_one, 1)
     for losses in run_ranks(losses_after_an_empty_one, 2):
         assert losses == pytest.approx(alone, rel=1e-12)
+
+
+def test_a_batch_norm_without_running_statistics_is_refused_by_its_name() -> None:
+    """Its statistics are those of a part of the batch where it evaluates; the refusal spoke of the loss alone."""
+    norms = [nn.BatchNorm1d(4, track_running_stats=False), nn.BatchNorm1d(4)]
+    untracked, tracked = (nn.Sequential(nn.Linear(4, 4), norm) for norm in norms)
+    plan = Plan(sync_batch_norm=True)
+    for refused, trained in zip(run_ranks(said, 2, untracked, plan), run_ranks(said, 2, tracked, plan), strict=True):
+        assert "layer '1': this batch norm keeps no running statistics" in refused
+        assert "say track_running_stats=True" in refused
+        assert len(trained) == 3

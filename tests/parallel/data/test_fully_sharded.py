@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
 
 import hocket
 from hocket.comm import CollectiveMismatchError
@@ -298,6 +299,24 @@ def called_first() -> str:
 def test_a_part_that_is_called_before_the_first_step_is_refused() -> None:
     """It ended in an AttributeError of torch's."""
     assert all("the program has called '0', a part of the model" in one for one in run_ranks(called_first, 2))
+
+
+def pruned() -> str:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = hocket.Trainer(model, F.mse_loss, optimizer, Plan(shard="parameters"))
+    trainer.step((torch.randn(8, 4), torch.randn(8, 1)))
+    with pytest.raises(RuntimeError) as error, warnings.catch_warnings(action="ignore"):
+        prune.random_unstructured(model[0], "weight", 0.3)
+    model[0].register_parameter("scale", nn.Parameter(torch.ones(1)))
+    return str(error.value)
+
+
+def test_pruning_after_the_trainer_was_made_is_refused() -> None:
+    """It ended in a RuntimeError of DTensor's."""
+    for said in run_ranks(pruned, 2):
+        assert "parameter 'weight' of Linear is to be 'weight_orig'" in said
+        assert "change the model before the Trainer is made" in said
 
 
 class Widening(nn.Linear):

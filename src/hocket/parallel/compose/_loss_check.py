@@ -328,7 +328,12 @@ class LossCheck:
     def _refuse(self, verdict: LossVerdict) -> None:
         if verdict.problem and self._cuts:
             rule = f"{verdict.problem} This plan cuts batches ({', '.join(self._cuts)})"
-            raise PlanError("the plan does not keep the loss of one process:", [PlanFinding("loss_fn", rule, _REMEDY)])
+            findings = [PlanFinding("loss_fn", rule, _REMEDY)]
+            for name, one in self._composition.model.named_modules():
+                if isinstance(one, torch.nn.modules.batchnorm._BatchNorm) and one.running_mean is None:
+                    findings.insert(0, PlanFinding(f"model, layer {name!r}", _UNTRACKED, _TRACK))
+                    break
+            raise PlanError("the plan does not keep the loss of one process:", findings)
         if verdict.guarded and self._cuts:
             self._tell(_GUARDED)
 
@@ -357,6 +362,12 @@ _REMEDY = (
     'which gives the count for a part of a batch; if it is a sum, say loss_reduction = "sum"; if samples meet in it '
     "(in-batch negatives, a statistic of the batch), " + WHOLE
 )
+
+_UNTRACKED = (
+    "this batch norm keeps no running statistics (track_running_stats=False), so that samples meet in it in "
+    "evaluation, too, and each part of a batch has its own"
+)
+_TRACK = "say track_running_stats=True, which changes nothing in training, and sync_batch_norm = true; or " + WHOLE
 
 
 def few_samples(part: BatchPart, data: World) -> BatchPart | None:

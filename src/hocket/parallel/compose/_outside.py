@@ -225,8 +225,8 @@ class OtherParameters:
             raise RuntimeError(
                 "parameters were moved between the optimizer's groups, or taken out of them, after the Trainer was "
                 "made, and by this plan a rank updates its share of them by groups of its own: change the groups "
-                'before that, freeze what is not to be trained any more (not with shard = "optimizer" or "gradients"), '
-                'or plan with data parallelism, shard = "parameters" or tensor parallelism'
+                "before that, freeze what is not to be trained any more, or plan with data parallelism, shard = "
+                '"parameters" or tensor parallelism'
             )
 
 

@@ -1,5 +1,6 @@
 """Each rank holds a part of every parameter, and a whole block only while it is computed: torch's FSDP2 underneath."""
 
+import functools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -102,6 +103,8 @@ class FullySharded(ShardingStrategy):
                     given.watch(names[name], sharded)
                     original.data = original.new_empty(0)  # optimizers and programs may hold on to it
                     del left[name]
+            for one in module.modules():
+                one.register_parameter = functools.partial(_register_parameter, one)  # type: ignore[method-assign]
             module.register_forward_pre_hook(_refuse_part_called_first, prepend=True)
             self._used.compare_passes(module)
             self._modules.append(module)
@@ -280,6 +283,19 @@ def _refuse_other_parameters(block: torch.nn.Module, held: list[tuple[Any, str]]
                 )
 
     block.register_forward_pre_hook(check, prepend=True)  # before FSDP2's own
+
+
+def _register_parameter(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+    """Register a parameter with a module, unless it is one of FSDP2's by another name, as pruning registers it."""
+    taken = name in module._parameters or not hasattr(parameter, "to_local")
+    known = None if taken else next((key for key, one in module._parameters.items() if one is parameter), None)
+    if known is not None:
+        raise RuntimeError(
+            f"parameter {known!r} of {type(module).__name__.removeprefix('FSDP')} is to be {name!r}, too "
+            "(torch.nn.utils.prune does this), after the Trainer was made, and shard = 'parameters' goes on with the "
+            "parameter: change the model before the Trainer is made, or make a new one"
+        )
+    type(module).register_parameter(module, name, parameter)
 
 
 class _OtherData:

@@ -51,6 +51,7 @@ class GradientReducer:
         self._wanted_sizes = (bucket_bytes, first_bucket_bytes)
         self._order = list(reversed(range(len(self._parameters))))
         self._hooks: dict[int, Any] = {}
+        self._kinds: list[tuple[bool, torch.dtype, torch.device]] = []
         self.weight = 1.0  # of this rank's gradients in the average
         self.averaged = 0  # how often gradients have been averaged
         self.due = False  # whether the back-propagation under way, or about to begin, is of its passes
@@ -173,14 +174,19 @@ class GradientReducer:
         """Lay out the buckets for the parameters that now require gradients.
 
         Gradients that exist move into the new buckets in the next back-propagation; where there are none, the memory of
-        the old buckets is free to be used again.
+        the old buckets is free to be used again. Buckets that stay as they are take what is frozen now for unused.
         """
+        before, self._kinds = self._kinds, [_kind(p) for p in self._parameters]
         if self.buckets and not self._reduction.rebuilds:
-            raise RuntimeError(
-                "parameters were frozen, thawed or converted after their optimizer state had been divided among ranks; "
-                "do it before the Trainer is made, or make a new one"
-            )
-        self._kinds = [_kind(p) for p in self._parameters]
+            in_slots = all(i in self._slots for i, (trained, *_) in enumerate(self._kinds) if trained)
+            if not in_slots or [kind[1:] for kind in before] != [kind[1:] for kind in self._kinds]:
+                self._kinds = before
+                raise RuntimeError(
+                    "parameters were thawed or converted after their optimizer state had been divided among ranks; do "
+                    "it before the Trainer is made, or make a new one"
+                )
+            self._hook_weights()
+            return
         active = [i for i in self._order if self._parameters[i].requires_grad]
         nbytes = [p.numel() * p.element_size() for p in self._parameters]
         sizes = BucketSizes.choose(sum(nbytes[i] for i in active), *self._wanted_sizes)

@@ -118,3 +118,33 @@ class Flight:
 
 def _own(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.requires_grad else tensor
+
+
+class KeptFlow:
+    """Runs a stage; what it hands on takes gradients as it did first, though what makes it is frozen or thawed since.
+
+    Later stages were told once what has a gradient. Of what is frozen, that ends here.
+    """
+
+    def __init__(self, stage: Stage, run: Callable[..., Any]) -> None:
+        self._stage, self._run = stage, run
+        self._trained = {name for name, p in stage.module.named_parameters() if p.requires_grad}
+        self._flows: dict[Any, list[bool]] = {}  # by the shapes and types of what it hands on
+
+    def __call__(self, *args: Any) -> Any:
+        """Return what the stage makes."""
+        output = self._run(*args)
+        if not torch.is_grad_enabled():
+            return output
+        tensors = _values.tensors_of(output)
+        place = self._stage.model.training, *((tensor.shape, tensor.dtype) for tensor in tensors)
+        if place not in self._flows:
+            frozen = any(not p.requires_grad for n, p in self._stage.module.named_parameters() if n in self._trained)
+            self._flows[place] = [frozen and (t.is_floating_point() or t.is_complex()) for t in tensors]
+        flows = self._flows[place] = [
+            one or t.requires_grad for one, t in zip(self._flows[place], tensors, strict=True)
+        ]
+        if all(t.requires_grad for one, t in zip(flows, tensors, strict=True) if one):
+            return output
+        source = iter(flows)
+        return _trees.mapped(output, lambda t: t.detach().requires_grad_() if next(source) > t.requires_grad else t)

@@ -22,6 +22,7 @@ from hocket.schedule.pipeline import (
 from ..batches import trees as _trees
 from ..mesh import World
 from . import _micro, _values
+from ._flight import KeptFlow
 from ._micro import Micro
 from ._recompute import runner
 from ._run import Run, StageFailure, StageSpan
@@ -111,7 +112,10 @@ class Pipeline:
         self._check_stages(schedule)
         self.schedule = schedule if schedule in NAMED_ORDERS else str(order)  # a file is read once
         self._by_index = {stage.index: stage for stage in self.stages}
-        self._runners = {stage.index: runner(stage, recompute) for stage in self.stages}
+        self._runners = {
+            stage.index: runner(stage, recompute) if stage.last else KeptFlow(stage, runner(stage, recompute))
+            for stage in self.stages
+        }
         fixed = self.stages[0].fixed_shapes if fixed_shapes is None else fixed_shapes
         if fixed_shapes is None and not fixed and micro_batches > 2 and self.schedule != "gpipe" and world.size > 1:
             # A description is waited for where a receive is posted, which may be before the sender can go on.
