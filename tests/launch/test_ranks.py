@@ -7,6 +7,7 @@ import re
 import resource
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
@@ -366,6 +367,22 @@ def test_a_launcher_says_for_whom_it_waits(script: Any, monkeypatch: pytest.Monk
         with pytest.raises(LaunchError, match="did not meet"):
             run(parse_arguments([*command, *more, script("")]), io.BytesIO(), err)
         assert f"hocket: {said} '{place}' yet; start the same command on all hosts" in err.getvalue().decode()
+
+
+@pytest.mark.long
+def test_hosts_whose_localhost_does_not_resolve_are_told_so(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = socket.getaddrinfo
+
+    def without_a_hosts_file(host: str, *rest: Any, **more: Any) -> Any:
+        if host == "localhost":
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return known(host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", without_a_hosts_file)
+    monkeypatch.setenv("HOCKET_SECRET", "0" * 64)
+    place = [f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-conf=is_host=1,last_call_timeout=1"]
+    with pytest.raises(LaunchError, match="^'localhost' does not resolve on this host .Temporary.*add.* to /etc/hosts"):
+        launch([script("")], 1, flags=["--nnodes=1:2", "--rdzv-backend=c10d", *place])
 
 
 @pytest.mark.long
