@@ -408,6 +408,26 @@ def test_a_launcher_whose_store_goes_before_all_have_met_says_so(script: Any, nu
 
 
 @pytest.mark.long
+def test_a_launcher_whose_store_goes_while_its_ranks_run_does_not_say_that_hosts_never_met(
+    script: Any, tmp_path: Path
+) -> None:
+    begun, server = tmp_path / "begun", StoreServer(("127.0.0.1", 0), b"0" * 64)
+    place = [f"--rdzv-endpoint=127.0.0.1:{server.port}", "--rdzv-backend=c10d", "--rdzv-conf=last_call_timeout=1"]
+    path = script(f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(300)")
+    command = [sys.executable, "-m", "hocket", "run", "--no-run-dir", "-n", "1", "--nnodes=1:2", *place, path]
+    environment = {**os.environ, "HOCKET_SECRET": "0" * 64}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as launcher:
+        until_s = time.monotonic() + deadline(60)
+        while not begun.exists() and time.monotonic() < until_s:
+            time.sleep(0.05)
+        server.close()
+        _, said = launcher.communicate(timeout=deadline(90))
+    assert launcher.returncode == 1
+    assert f"the hosts no longer meet at '127.0.0.1:{server.port}'" in said
+    assert "has gone; the launcher there has ended, and says why" in said
+
+
+@pytest.mark.long
 def test_a_script_that_trains_once_in_each_rank_is_told_so(launched: Any, script: Any) -> None:
     source = """
     import os, sys

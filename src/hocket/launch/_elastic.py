@@ -105,7 +105,7 @@ def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str
         ):
             agent.run()
     except (RendezvousError, torch_adapter.DistNetworkError, torch_adapter.DistStoreError) as error:
-        raise not_met(config, error) from error
+        raise not_met(config, error, again=agent.has_begun) from error
     except socket.gaierror as error:  # elastic looks for a free port there, on the host of rank 0
         raise LaunchError(
             f"'localhost' does not resolve on this host ({error.strerror}), which torch needs where hosts meet by "
@@ -267,6 +267,11 @@ class _Agent(LocalElasticAgent):
         while waiting.is_alive():
             self._listener.check()
             waiting.join(_LOOK_S)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether ranks have been started: all hosts had met."""
+        return self._pcontext is not None
 
     @property
     def waits_for_others(self) -> bool:
