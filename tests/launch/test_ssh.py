@@ -13,6 +13,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from hocket.fabric import Fabric, FabricError
 from hocket.launch import ArgumentError, LaunchResult, parse_arguments
 from hocket.launch._hosts import MARK, read_hosts
 from hocket.launch._node import _address, _status
-from hocket.launch._ssh import _Host
+from hocket.launch._ssh import _Host, _keep
 from hocket.testing import deadline
 
 from ..processes import processes_with, until
@@ -377,6 +378,29 @@ def test_a_host_that_cannot_make_the_directory_of_a_run_does_without_it_unless_i
     if not flags:
         assert sorted(out.splitlines()) == ["[a 0] 1", "[b 1] 1"], err
         assert err.count("hocket: this run is kept in runs/script-") == 1
+
+
+@pytest.mark.parametrize(
+    ("ssh", "said"),
+    [
+        ("exec setpriv --bounding-set=-dac_override,-dac_read_search", []),  # to which modes apply, as to other users
+        ("exit 3 ||", ["logs and records of b stay there, in {}: tar, or ssh, has ended there with exit status 3"]),
+    ],
+)
+def test_of_a_host_that_may_not_read_the_run_s_directory_nothing_is_brought(
+    ssh: str, said: list[str], script: Any, tmp_path: Path
+) -> None:
+    if os.getuid():
+        pytest.skip("root alone can give up to read what it may not")
+    (path := tmp_path / "mine").mkdir(0)
+    stand_in = stand_in_for_ssh(tmp_path, "127.0.0.1")
+    stand_in.write_text(stand_in.read_text().replace("exec", ssh))
+    words = ["--hosts", "a,b", "--ssh", str(stand_in), "--run-dir", str(path), script("")]
+    host: Any = SimpleNamespace(name="b", facts={"shared": False}, process=SimpleNamespace(returncode=1))
+    heard: list[str] = []
+    directory: Any = SimpleNamespace(path=str(path), record=str(path / "record"))
+    _keep(parse_arguments(words), [host], directory, heard.append)
+    assert heard == [one.format(path) for one in said]
 
 
 @pytest.mark.long
