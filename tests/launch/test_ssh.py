@@ -4,6 +4,7 @@ import contextlib
 import getpass
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -21,7 +22,7 @@ import torch
 
 from hocket.cluster import load
 from hocket.fabric import Fabric, FabricError
-from hocket.launch import ArgumentError, LaunchResult, parse_arguments
+from hocket.launch import ArgumentError, LaunchError, LaunchResult, _ssh, parse_arguments
 from hocket.launch._hosts import MARK, read_hosts
 from hocket.launch._node import _address, _status
 from hocket.launch._ssh import _Host, _keep
@@ -107,6 +108,31 @@ def test_a_host_whose_name_is_loopback_tells_the_address_by_which_it_reaches_oth
 ) -> None:
     monkeypatch.setenv("SSH_CONNECTION", f"127.0.0.1 1 {reached_at} 22")
     assert _address(beyond) == told
+
+
+@pytest.mark.parametrize("where", [".", "script.py"])
+def test_a_host_says_what_its_user_may_not_enter_or_read(where: str, script: Any) -> None:
+    path = Path(script(""))
+    source = "import sys; from hocket.launch._node import _facts; print(_facts(eval(sys.argv[1]))['problem'])"
+    order = {"directory": str(path.parent), "script": path.name, "shared": None, "beyond": None}
+    words = [sys.executable, "-c", source, str(order)]
+    if not os.getuid():  # to whom no mode applies
+        words = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *words]
+    (at := path.parent / where).chmod(0)
+    try:
+        said = subprocess.run(words, capture_output=True, text=True, timeout=deadline(60), check=True).stdout
+    finally:
+        at.chmod(0o700)
+    named = path.parent if where == "." else path.name
+    assert re.fullmatch(f"user .* may not enter or read {named} there; open it to this user\n", said)
+
+
+def test_what_a_host_s_login_starts_may_be_why_it_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ssh, "_READY_S", 0.1)
+    host = _Host("a", 1, ["cat", "-T"], os.devnull)
+    with pytest.raises(LaunchError, match=r"a said nothing in 0 s .* `cat a true` does not end .*\.bashrc"):
+        host.hear(lambda line: None)
+    host.process.communicate(timeout=deadline(20))
 
 
 def test_a_rank_s_status_does_not_pass_for_a_lost_connection_or_a_saved_job() -> None:

@@ -88,11 +88,14 @@ class _Host:
             if not select.select([fd], [], [], _LOOK_S)[0]:
                 if time.monotonic() < deadline_s:
                     continue
-                raise LaunchError(f"{self.name} said nothing in {_READY_S:.0f} s after ssh had been started")
+                raise LaunchError(
+                    f"{self.name} said nothing in {_READY_S:.0f} s after ssh had been started; if "
+                    f"`{self._reach()} true` does not end either, what its login starts (.bashrc, say) waits there"
+                )
             letter = os.read(fd, 1)  # one by one: what follows is the ranks' output, which others read
             if not letter:
                 status = self.process.wait()
-                reach = shlex.join([*self._command[: self._command.index(_OPTIONS[0])], self.name])
+                reach = self._reach()
                 raise LaunchError(
                     f"{self.name} is not reached by ssh; try `{reach} true`"
                     if status == LOST
@@ -108,6 +111,9 @@ class _Host:
                     found: dict[str, Any] = json.loads(rest)
                     return found
                 line = b""
+
+    def _reach(self) -> str:
+        return shlex.join([*self._command[: self._command.index(_OPTIONS[0])], self.name])
 
 
 class _Signals:
