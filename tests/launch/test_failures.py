@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -668,3 +669,14 @@ def test_an_error_of_shapes_says_how_many_samples_the_rank_had(
     for more, ends in ([], "after the loop"), (["exit"], "not this"), (["own"], "this the program knows"):
         assert ends in (other := said("(len(x),)", *more))
         assert told not in other
+
+
+def test_a_clock_that_is_set_in_mid_run_does_not_change_how_long_a_rank_ran(
+    launched: Any, script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, now = tmp_path / "begun", time.time
+    monkeypatch.setattr(time, "time", lambda: now() + (86400 if begun.exists() else 0))
+    source = f"import os, pathlib; pathlib.Path({str(begun)!r}).touch(); os.kill(os.getpid(), 9)"
+    said = re.search(r"killed by SIGKILL, ([0-9.]+) s after the start", launched(script(source), n=1).err)
+    assert said is not None
+    assert 0 < float(said[1]) < deadline(60)

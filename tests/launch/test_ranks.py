@@ -7,6 +7,7 @@ import re
 import resource
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
@@ -369,6 +370,22 @@ def test_a_launcher_says_for_whom_it_waits(script: Any, monkeypatch: pytest.Monk
 
 
 @pytest.mark.long
+def test_hosts_whose_localhost_does_not_resolve_are_told_so(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = socket.getaddrinfo
+
+    def without_a_hosts_file(host: str, *rest: Any, **more: Any) -> Any:
+        if host == "localhost":
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return known(host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", without_a_hosts_file)
+    monkeypatch.setenv("HOCKET_SECRET", "0" * 64)
+    place = [f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-conf=is_host=1,last_call_timeout=1"]
+    with pytest.raises(LaunchError, match="^'localhost' does not resolve on this host .Temporary.*add.* to /etc/hosts"):
+        launch([script("")], 1, flags=["--nnodes=1:2", "--rdzv-backend=c10d", *place])
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("numbered", [False, True])
 def test_a_launcher_whose_store_goes_before_all_have_met_says_so(script: Any, numbered: bool) -> None:
     secret, server = b"0" * 64, StoreServer(("127.0.0.1", 0), b"0" * 64)
@@ -388,6 +405,26 @@ def test_a_launcher_whose_store_goes_before_all_have_met_says_so(script: Any, nu
     assert f"the hosts did not meet at '127.0.0.1:{server.port}'" in said
     assert "has gone; the launcher there has ended, and says why" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.long
+def test_a_launcher_whose_store_goes_while_its_ranks_run_does_not_say_that_hosts_never_met(
+    script: Any, tmp_path: Path
+) -> None:
+    begun, server = tmp_path / "begun", StoreServer(("127.0.0.1", 0), b"0" * 64)
+    place = [f"--rdzv-endpoint=127.0.0.1:{server.port}", "--rdzv-backend=c10d", "--rdzv-conf=last_call_timeout=1"]
+    path = script(f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(300)")
+    command = [sys.executable, "-m", "hocket", "run", "--no-run-dir", "-n", "1", "--nnodes=1:2", *place, path]
+    environment = {**os.environ, "HOCKET_SECRET": "0" * 64}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as launcher:
+        until_s = time.monotonic() + deadline(60)
+        while not begun.exists() and time.monotonic() < until_s:
+            time.sleep(0.05)
+        server.close()
+        _, said = launcher.communicate(timeout=deadline(90))
+    assert launcher.returncode == 1
+    assert f"the hosts no longer meet at '127.0.0.1:{server.port}'" in said
+    assert "has gone; the launcher there has ended, and says why" in said
 
 
 @pytest.mark.long

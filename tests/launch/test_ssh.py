@@ -4,6 +4,7 @@ import contextlib
 import getpass
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -13,6 +14,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,10 +22,10 @@ import torch
 
 from hocket.cluster import load
 from hocket.fabric import Fabric, FabricError
-from hocket.launch import ArgumentError, LaunchResult, parse_arguments
+from hocket.launch import ArgumentError, LaunchError, LaunchResult, _ssh, parse_arguments
 from hocket.launch._hosts import MARK, read_hosts
 from hocket.launch._node import _address, _status
-from hocket.launch._ssh import _Host
+from hocket.launch._ssh import _Host, _keep
 from hocket.testing import deadline
 
 from ..processes import processes_with, until
@@ -106,6 +108,31 @@ def test_a_host_whose_name_is_loopback_tells_the_address_by_which_it_reaches_oth
 ) -> None:
     monkeypatch.setenv("SSH_CONNECTION", f"127.0.0.1 1 {reached_at} 22")
     assert _address(beyond) == told
+
+
+@pytest.mark.parametrize("where", [".", "script.py"])
+def test_a_host_says_what_its_user_may_not_enter_or_read(where: str, script: Any) -> None:
+    path = Path(script(""))
+    source = "import sys; from hocket.launch._node import _facts; print(_facts(eval(sys.argv[1]))['problem'])"
+    order = {"directory": str(path.parent), "script": path.name, "shared": None, "beyond": None}
+    words = [sys.executable, "-c", source, str(order)]
+    if not os.getuid():  # to whom no mode applies
+        words = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *words]
+    (at := path.parent / where).chmod(0)
+    try:
+        said = subprocess.run(words, capture_output=True, text=True, timeout=deadline(60), check=True).stdout
+    finally:
+        at.chmod(0o700)
+    named = path.parent if where == "." else path.name
+    assert re.fullmatch(f"user .* may not enter or read {named} there; open it to this user\n", said)
+
+
+def test_what_a_host_s_login_starts_may_be_why_it_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ssh, "_READY_S", 0.1)
+    host = _Host("a", 1, ["cat", "-T"], os.devnull)
+    with pytest.raises(LaunchError, match=r"a said nothing in 0 s .* `cat a true` does not end .*\.bashrc"):
+        host.hear(lambda line: None)
+    host.process.communicate(timeout=deadline(20))
 
 
 def test_a_rank_s_status_does_not_pass_for_a_lost_connection_or_a_saved_job() -> None:
@@ -377,6 +404,29 @@ def test_a_host_that_cannot_make_the_directory_of_a_run_does_without_it_unless_i
     if not flags:
         assert sorted(out.splitlines()) == ["[a 0] 1", "[b 1] 1"], err
         assert err.count("hocket: this run is kept in runs/script-") == 1
+
+
+@pytest.mark.parametrize(
+    ("ssh", "said"),
+    [
+        ("exec setpriv --bounding-set=-dac_override,-dac_read_search", []),  # to which modes apply, as to other users
+        ("exit 3 ||", ["logs and records of b stay there, in {}: tar, or ssh, has ended there with exit status 3"]),
+    ],
+)
+def test_of_a_host_that_may_not_read_the_run_s_directory_nothing_is_brought(
+    ssh: str, said: list[str], script: Any, tmp_path: Path
+) -> None:
+    if os.getuid():
+        pytest.skip("root alone can give up to read what it may not")
+    (path := tmp_path / "mine").mkdir(0)
+    stand_in = stand_in_for_ssh(tmp_path, "127.0.0.1")
+    stand_in.write_text(stand_in.read_text().replace("exec", ssh))
+    words = ["--hosts", "a,b", "--ssh", str(stand_in), "--run-dir", str(path), script("")]
+    host: Any = SimpleNamespace(name="b", facts={"shared": False}, process=SimpleNamespace(returncode=1))
+    heard: list[str] = []
+    directory: Any = SimpleNamespace(path=str(path), record=str(path / "record"))
+    _keep(parse_arguments(words), [host], directory, heard.append)
+    assert heard == [one.format(path) for one in said]
 
 
 @pytest.mark.long

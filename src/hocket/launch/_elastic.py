@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from hocket.comm import torch_adapter
 
 from ._arguments import LaunchArguments
 from ._child import Child
-from ._failure import ArgumentError
+from ._failure import ArgumentError, LaunchError
 from ._job import PASSED_ON, blocked
 from ._listener import FailedRank, Interrupted, JobListener, Notices, StoppedRanks, to_handle
 from ._meeting import Meeting, meet, not_met
@@ -104,7 +105,13 @@ def run_ranks(arguments: LaunchArguments, command: list[str], log_directory: str
         ):
             agent.run()
     except (RendezvousError, torch_adapter.DistNetworkError, torch_adapter.DistStoreError) as error:
-        raise not_met(config, error) from error
+        raise not_met(config, error, again=agent.has_begun) from error
+    except socket.gaierror as error:  # elastic looks for a free port there, on the host of rank 0
+        raise LaunchError(
+            f"'localhost' does not resolve on this host ({error.strerror}), which torch needs where hosts meet by "
+            f'--rdzv-backend {config.rdzv_backend}; add "127.0.0.1 localhost" to /etc/hosts, or '
+            "say --master-addr and --node-rank instead"
+        ) from error
     except SignalException as error:
         # A rendezvous that other hosts share stays open for them, as with torchrun.
         close_rendezvous = arguments.one_host
@@ -260,6 +267,11 @@ class _Agent(LocalElasticAgent):
         while waiting.is_alive():
             self._listener.check()
             waiting.join(_LOOK_S)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether ranks have been started: all hosts had met."""
+        return self._pcontext is not None
 
     @property
     def waits_for_others(self) -> bool:

@@ -344,7 +344,7 @@ class _RunningJob(JobListener):
         self._look_s = 0.0  # when to look again which of several hosts' ranks have come
         self.saved_file = os.path.join(job.directory, "saved")
         self._outputs = {"stdout": out, "stderr": err}
-        self._began_s, self._kills = time.time(), MemoryKills.now()
+        self._began_s, self._kills = time.monotonic(), MemoryKills.now()
         self._deadline_s = None if arguments.timeout_s is None else time.monotonic() + arguments.timeout_s
 
     def say(self, *lines: str, style: str = "bold") -> None:
@@ -395,7 +395,8 @@ class _RunningJob(JobListener):
             self.say(self._directory.kept())
 
     def _describe(self, failures: Sequence[RankFailure]) -> None:
-        title, *lines = describe(failures, self._began_s, self._kills)
+        began_s = time.time() - (time.monotonic() - self._began_s)  # by the clock as it is now: it may have been set
+        title, *lines = describe(failures, began_s, self._kills)
         self.say(title, style="bold red")
         self._outputs["stderr"].lines(b"", [line.encode(errors="replace") for line in lines])
         if self._directory is not None:
@@ -473,7 +474,7 @@ class _RunningJob(JobListener):
     def started(self, attempt: int, ranks: list[Child]) -> None:
         self.restarts = attempt
         self.failures, self._raised = (), {}
-        self._began_s, self._kills = time.time(), MemoryKills.now()
+        self._began_s, self._kills = time.monotonic(), MemoryKills.now()
         self._children = ranks
         for child in self._children:
             self._job.add_rank(child.pid)

@@ -159,8 +159,14 @@ def _server(host: str, port: int, secret: bytes, here: bool | None) -> StoreServ
         return None
 
 
-def not_met(config: LaunchConfig, error: Exception) -> LaunchError:
-    """Return what a launcher says whose job has not met, or whose store goes while it asks there."""
+def not_met(config: LaunchConfig, error: Exception, *, again: bool = False) -> LaunchError:
+    """Return what a launcher says whose job has not met, or whose store goes while it asks there.
+
+    Args:
+        config: What was asked for.
+        error: What happened.
+        again: Whether they had met before.
+    """
     cause = error.__cause__ if isinstance(error, RendezvousConnectionError) else None  # which says more
     text = str(cause or error)
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
@@ -169,4 +175,5 @@ def not_met(config: LaunchConfig, error: Exception) -> LaunchError:
         text += "; the launcher there has ended, and says why"
     elif not text or isinstance(error, torch_adapter.DistStoreError):  # which names keys of the store
         text = "not all came in time"
-    return LaunchError(f"the hosts did not meet at {config.rdzv_endpoint!r}: {text}")
+    hosts = "the hosts no longer meet" if again else "the hosts did not meet"
+    return LaunchError(f"{hosts} at {config.rdzv_endpoint!r}: {text}")

@@ -10,6 +10,7 @@ import fcntl
 import ipaddress
 import json
 import os
+import pwd
 import select
 import signal
 import socket
@@ -145,6 +146,11 @@ def _facts(order: dict[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {"host": socket.gethostname(), "address": _address(order["beyond"]), "problem": None}
     try:
         os.chdir(order["directory"])
+        if order["script"] is not None and os.path.isfile(order["script"]):
+            with open(order["script"]):
+                pass
+    except PermissionError as error:
+        facts["problem"] = f"{_user()} may not enter or read {error.filename} there; open it to this user"
     except OSError as error:
         facts["problem"] = (
             f"the working directory {order['directory']} is not there ({error.strerror}); share it, or copy it"
@@ -155,6 +161,13 @@ def _facts(order: dict[str, Any]) -> dict[str, Any]:
     facts["interfaces"] = {name: word for name, word in named.items() if word.isalnum() and word not in has}
     facts["has_interfaces"] = has
     return {**facts, "versions": versions(order["script"]), "resources": resources()}
+
+
+def _user() -> str:
+    try:
+        return f"user {pwd.getpwuid(os.getuid()).pw_name}"
+    except KeyError:
+        return f"user {os.getuid()}"
 
 
 def _address(beyond: str | None = None) -> str:

@@ -88,11 +88,14 @@ class _Host:
             if not select.select([fd], [], [], _LOOK_S)[0]:
                 if time.monotonic() < deadline_s:
                     continue
-                raise LaunchError(f"{self.name} said nothing in {_READY_S:.0f} s after ssh had been started")
+                raise LaunchError(
+                    f"{self.name} said nothing in {_READY_S:.0f} s after ssh had been started; if "
+                    f"`{self._reach()} true` does not end either, what its login starts (.bashrc, say) waits there"
+                )
             letter = os.read(fd, 1)  # one by one: what follows is the ranks' output, which others read
             if not letter:
                 status = self.process.wait()
-                reach = shlex.join([*self._command[: self._command.index(_OPTIONS[0])], self.name])
+                reach = self._reach()
                 raise LaunchError(
                     f"{self.name} is not reached by ssh; try `{reach} true`"
                     if status == LOST
@@ -108,6 +111,9 @@ class _Host:
                     found: dict[str, Any] = json.loads(rest)
                     return found
                 line = b""
+
+    def _reach(self) -> str:
+        return shlex.join([*self._command[: self._command.index(_OPTIONS[0])], self.name])
 
 
 class _Signals:
@@ -336,8 +342,9 @@ def _keep(
         if host.facts["shared"] or host.process.returncode not in range(LOST):
             continue
         try:
-            # Only what our launcher there has written, without links and paths that lead elsewhere.
-            words = ["sh", "-c", '! test -e "$0" || exec tar -C "$0" -cf - .', directory.path]
+            # Only what our launcher there has written, without links and paths that lead elsewhere; nothing where
+            # another user's is that it could not read.
+            words = ["sh", "-c", '! test -r "$0" || exec tar -C "$0" -cf - .', directory.path]
             command = _remote(arguments, host.name, words)
             ran = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=_KEEP_S, check=True)
             if not ran.stdout:  # it could not make one, and has said so
@@ -345,7 +352,12 @@ def _keep(
             with tarfile.open(fileobj=io.BytesIO(ran.stdout)) as archive:
                 archive.extractall(directory.path, filter="data")
         except (OSError, subprocess.SubprocessError, tarfile.TarError) as error:
-            say(f"logs and records of {host.name} stay there, in {directory.path}: {error}")
+            why = str(error)
+            if isinstance(error, subprocess.CalledProcessError):
+                why = f"tar, or ssh, has ended there with exit status {error.returncode}"
+            elif isinstance(error, subprocess.TimeoutExpired):
+                why = f"they had not come in {_KEEP_S:.0f} s"
+            say(f"logs and records of {host.name} stay there, in {directory.path}: {why}")
     for sentence in worth_saying(directory.record):
         say(sentence)
     if not arguments.run_dir_given:

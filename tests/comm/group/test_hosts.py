@@ -18,6 +18,7 @@ from torch.distributed import ReduceOp
 
 from hocket import comm
 from hocket.comm import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
+from hocket.comm.engines import Gloo, _gloo
 from hocket.comm.group import _group, _hosts
 from hocket.comm.scheduled import FlatFrames, TwoLevelFrames
 from hocket.comm.transport import Membership
@@ -540,3 +541,21 @@ def test_who_waits_for_a_host_that_does_not_answer_names_it_soon(
         ]
         with pytest.raises(CommError, match=f"not all ranks are connected; {named}.*GLOO_SOCKET_IFNAME"):
             _hosts.while_all_live(threading.Event().wait, at._replace(timeout=timedelta(seconds=0.1)), {}, None)
+
+
+def test_who_only_listens_says_at_its_time_out_where_nobody_has_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_hosts, "_PATIENCE", timedelta(0))
+    monkeypatch.setattr(_gloo, "_is_loopback", lambda address: False)
+    store = dist.HashStore()
+    gloo = Gloo(store, 0, 2, timedelta(seconds=deadline(5)))
+    gloo.loopback = True
+    at = Membership(store, "own", 0, 2, timedelta(seconds=1), [0, 1])
+    unheard = r"not all ranks are connected; nobody has connected to 127\.0\.0\.1, port (\d+), .*GLOO_SOCKET_IFNAME"
+    with pytest.raises(CommError, match=unheard) as raised:
+        _hosts.while_all_live(gloo.connect, at, {}, None)
+    port = int(str(raised.value).partition("port ")[2].partition(",")[0])
+    with (
+        socket.create_connection(("127.0.0.1", port)),
+        pytest.raises(CommError, match="not all ranks are connected; others may say why"),
+    ):
+        _hosts.while_all_live(threading.Event().wait, at, {}, None)

@@ -1,7 +1,7 @@
 """The engines, which move bytes between hosts: torch's own process groups, and MPI."""
 
 from ._direct import DirectPoints, connect_directly
-from ._gloo import Gloo, unanswered
+from ._gloo import Gloo, unanswered, unheard
 from ._mpi import MpiPointToPoint
 from ._point_to_point import EnginePointToPoint
 from .engine import EngineTransport
@@ -14,4 +14,5 @@ __all__ = [
     "MpiPointToPoint",
     "connect_directly",
     "unanswered",
+    "unheard",
 ]

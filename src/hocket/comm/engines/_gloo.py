@@ -45,6 +45,7 @@ _LOOPBACK: Final = "127.0.0.1"
 _SIOCGIFADDR: Final = 0x8915  # <linux/sockios.h>
 _connected: "weakref.WeakSet[Gloo]" = weakref.WeakSet()
 _ending, _ended = threading.Event(), threading.Event()
+_before: "list[set[_Socket]]" = []  # what listened before each group that connects now
 _closing = threading.Lock()  # of listening sockets: groups that connect at once see each other's
 
 
@@ -195,12 +196,15 @@ class Gloo:
                     raise RuntimeError("the hocket backend needs Gloo inside torch; this build of torch has none")
                 address = None if "GLOO_SOCKET_IFNAME" in os.environ else _LOOPBACK if self.loopback else _own_address()
                 before = _sockets()
+                _before.append(before[0])
                 try:
                     engine = c10d.process_group_gloo(self._store, self._rank, self._size, self._timeout, address)
                 except RuntimeError as error:
                     if address is not None or "connecting" not in str(error):
                         raise
                     raise RuntimeError(f"{error}. {_BY_NAMES}") from error
+                finally:
+                    _before.remove(before[0])
                 new = (now - then for now, then in zip(_sockets(), before, strict=True))
                 listening, connected = self._own(*new)
                 for one in connected:
@@ -376,6 +380,32 @@ def unanswered() -> str:
         return ""
     places = " and ".join(sorted(set(found)))
     return f"no answer from {places}; if that is a host of this job, a firewall may be between. {_BY_NAMES}"
+
+
+def unheard() -> str:
+    """Return what to say where this process listens for the ranks of a group and none has come; else "".
+
+    Of two ranks one listens and the other connects; a firewall between leaves the first one without any sign.
+    """
+    before = list(_before)
+    listening, connected = _sockets()
+    new = listening.difference(*before)
+    if len(before) != 1 or len(new) != 1:  # several groups at once, or the program has begun to listen, too
+        return ""
+    with contextlib.suppress(OSError), new.pop().borrowed() as found:
+        address, port, *_ = place = found.getsockname()
+        if not _is_loopback(address) and not any(_has(one, place) for one in connected):
+            return (
+                f"nobody has connected to {address}, port {port}, where this rank listens; if others try, a firewall "
+                f"may be between. {_BY_NAMES}"
+            )
+    return ""
+
+
+def _has(one: _Socket, place: Any) -> bool:
+    with contextlib.suppress(OSError), one.borrowed() as found:
+        return bool(found.getsockname() == place)
+    return False
 
 
 def _received_nbytes(one: _Socket) -> int:

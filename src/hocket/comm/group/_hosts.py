@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from .. import torch_adapter as c10d
 from ..aggregated import open_beside_aggregator
-from ..engines import EnginePointToPoint, EngineTransport, Gloo, connect_directly, unanswered
+from ..engines import EnginePointToPoint, EngineTransport, Gloo, connect_directly, unanswered, unheard
 from ..p2p import HostMessages, TagMatcher, publish_streams
 from ..scheduled import (
     RAILS_NBYTES,
@@ -249,8 +249,8 @@ def while_all_live(
             now_s = time.monotonic()
             why = unanswered() if now_s > min(warn_s, end_s) else ""
             if now_s > end_s:
-                waited = f"{now_s - begin_s:.0f} s"
-                raise CommError(f"{where}: after {waited} not all ranks are connected; {why or 'others may say why'}")
+                why = why or unheard() or "others may say why"
+                raise CommError(f"{where}: after {now_s - begin_s:.0f} s not all ranks are connected; {why}")
             if now_s > warn_s:
                 warn_s = math.inf if why else now_s + _UNANSWERED_S
                 if why:
