@@ -33,6 +33,7 @@ def cut(kind: str) -> tuple[dict[str, str], list[str], bool]:
         model, sample = Deceptive(), torch.randn(5, 8)
     else:
         model, sample = nn.Sequential(*(Steep(16) for _ in range(30))), torch.randn(8, 16)
+    model(sample).sum().backward()  # gradients that a program has made before
     found = parallelize(model, join(), (sample,))
     RULES["cumsum"] = right
     single = all(one.dtype in (torch.float32, torch.int64) for one in (*model.parameters(), *model.buffers()))

@@ -17,7 +17,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from hocket.sharding import Shard, cut, operator_name, same_values
-from hocket.workload.division import DROPOUTS, Recording, Region, seed, unchanged
+from hocket.workload.division import DROPOUTS, Recording, Region, seed, unchanged, without_gradients
 
 from ...batches import called, tensors_in
 from ...batches import mapped as with_tensors
@@ -58,7 +58,8 @@ class Verifier:
         All ranks come to the same result. Many right regions cost one comparison.
         """
         self._base = base
-        with _training(self._model), _moved(self._model, self._world.device):
+        # Gradients that are there have neither the shapes of parts nor double precision.
+        with _training(self._model), _moved(self._model, self._world.device), without_gradients(self._model):
             try:
                 self._expected = self._run()
             except RuntimeError:  # forces: a forward that takes derivatives does not run without gradients
