@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -385,26 +386,33 @@ def test_hosts_whose_localhost_does_not_resolve_are_told_so(script: Any, monkeyp
         launch([script("")], 1, flags=["--nnodes=1:2", "--rdzv-backend=c10d", *place])
 
 
+def said_when_its_store_goes(server: StoreServer, flags: list[str], ready: Callable[[], object]) -> str:
+    """What a launcher says whose store, on this host, goes when `ready()` is true."""
+    command = [sys.executable, "-m", "hocket", "run", "--no-run-dir", "-n", "1", *flags]
+    environment = {**os.environ, "HOCKET_SECRET": "0" * 64}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as launcher:
+        until_s = time.monotonic() + deadline(60)
+        while not ready() and time.monotonic() < until_s:
+            time.sleep(0.05)
+        server.close()
+        _, said = launcher.communicate(timeout=deadline(90))
+    assert launcher.returncode == 1
+    assert "has gone; the launcher there has ended, and says why" in said
+    assert "Traceback" not in said
+    return said
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("numbered", [False, True])
 def test_a_launcher_whose_store_goes_before_all_have_met_says_so(script: Any, numbered: bool) -> None:
-    secret, server = b"0" * 64, StoreServer(("127.0.0.1", 0), b"0" * 64)
+    secret = b"0" * 64
+    server = StoreServer(("127.0.0.1", 0), secret)
     place = [f"--rdzv-endpoint=127.0.0.1:{server.port}", "--rdzv-backend=c10d"]
     if numbered:
         place = ["--master-addr=127.0.0.1", f"--master-port={server.port}", "--node-rank=1"]
-    command = [sys.executable, "-m", "hocket", "run", "--no-run-dir", "-n", "1", "--nnodes=3", *place, script("")]
-    environment = {**os.environ, "HOCKET_SECRET": secret.decode()}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as launcher:
-        store = SecretStore("127.0.0.1", server.port, secret, deadline(10))
-        until_s = time.monotonic() + deadline(60)
-        while not store.num_keys() and time.monotonic() < until_s:
-            time.sleep(0.05)
-        server.close()
-        _, said = launcher.communicate(timeout=deadline(60))
-    assert launcher.returncode == 1
+    store = SecretStore("127.0.0.1", server.port, secret, deadline(10))
+    said = said_when_its_store_goes(server, ["--nnodes=3", *place, script("")], store.num_keys)
     assert f"the hosts did not meet at '127.0.0.1:{server.port}'" in said
-    assert "has gone; the launcher there has ended, and says why" in said
-    assert "Traceback" not in said
 
 
 @pytest.mark.long
@@ -414,17 +422,8 @@ def test_a_launcher_whose_store_goes_while_its_ranks_run_does_not_say_that_hosts
     begun, server = tmp_path / "begun", StoreServer(("127.0.0.1", 0), b"0" * 64)
     place = [f"--rdzv-endpoint=127.0.0.1:{server.port}", "--rdzv-backend=c10d", "--rdzv-conf=last_call_timeout=1"]
     path = script(f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(300)")
-    command = [sys.executable, "-m", "hocket", "run", "--no-run-dir", "-n", "1", "--nnodes=1:2", *place, path]
-    environment = {**os.environ, "HOCKET_SECRET": "0" * 64}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as launcher:
-        until_s = time.monotonic() + deadline(60)
-        while not begun.exists() and time.monotonic() < until_s:
-            time.sleep(0.05)
-        server.close()
-        _, said = launcher.communicate(timeout=deadline(90))
-    assert launcher.returncode == 1
+    said = said_when_its_store_goes(server, ["--nnodes=1:2", *place, path], begun.exists)
     assert f"the hosts no longer meet at '127.0.0.1:{server.port}'" in said
-    assert "has gone; the launcher there has ended, and says why" in said
 
 
 @pytest.mark.long
