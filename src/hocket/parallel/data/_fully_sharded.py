@@ -17,6 +17,7 @@ from ..mesh import World
 from ..state import Owned, ParameterPlacement, ShardBox, is_excluded, parameters_of
 from ._copies import AverageOfCopies
 from ._hooks import has_own_hooks
+from ._lost_writes import LostWrites
 from ._overlap import ForwardPrefetch, OverlappedAllGather, OverlappedReduceScatter, on_several_hosts
 from ._strategy import Replicated, ShardingStrategy
 from ._used_parameters import UsedParameters, in_order, start_over
@@ -55,6 +56,7 @@ class FullySharded(ShardingStrategy):
         super().__init__()
         self._sharded: list[tuple[torch.nn.Parameter, Owned]] = []
         self._gathered: list[tuple[Any, str]] = []  # FSDP2's parameters, with the model's names
+        self._writes = LostWrites()
         self._reductions: list[OverlappedReduceScatter] = []
         self._ahead: list[ForwardPrefetch] = []
         self._averages: list[AverageOfCopies] = []
@@ -94,6 +96,8 @@ class FullySharded(ShardingStrategy):
                 known = {id(module.get_parameter(name)): names[name] for name in here}
                 held = [] if gathered is None else [(one, known[id(one.sharded_param)]) for one in gathered.fsdp_params]
                 self._gathered += held
+                for one, name in held:
+                    self._writes.follow(one, name)
                 if gathered is not None:
                     self._used.follow(gathered)
                 for one in group:
@@ -193,11 +197,7 @@ class FullySharded(ShardingStrategy):
                     f"a gradient of parameter {name!r} came after those of its block were reduced, since the model "
                     "uses the parameter outside of the block, too: say shard = 'gradients'"
                 )
-            if whole is not None and whole._version:
-                raise RuntimeError(
-                    f"the model's forward writes to parameter {name!r}, which is lost when shard = 'parameters' lets "
-                    "go of it: write to it between steps, or say shard = 'gradients'"
-                )
+        self._writes.refuse()
 
     def adding(self) -> AbstractContextManager[None]:
         return self.passing(last=False)
