@@ -9,15 +9,17 @@ timed, and a model of any size can be captured. Ops between layers belong to the
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ._dry_runs import DryRun, dry_shares
+from ._meta_device import on_meta
 from ._optimizers import OptimizerMaker, Update
 from ._peaks import Peak, peaks_of
 from ._share import Share, WorkloadError
@@ -77,7 +79,11 @@ def capture(
     run = loss or sum_of_outputs
     units = units_of(here)
     timing, optimizer_s = None, 0.0
-    with tried_out(here):
+    with ExitStack() as stack:
+        stack.enter_context(tried_out(here))
+        if place.type == "meta":
+            made, of = (tree_leaves([*one]) for one in ((batch, *here.buffers()), (sample, *model.buffers())))
+            stack.enter_context(on_meta(zip(made, of, strict=True)))
         trace = trace_of(here, units, batch, run)
         peaks = peaks_of(here, units, batch, run)
         if place.type != "meta":
@@ -91,6 +97,8 @@ def capture(
     source = "captured on the meta device" if place.type == "meta" else f"captured on {place.type}"
     if place.type == "meta" and not trace.passed_back:
         source += ", its backward pass taken for twice the forward pass"
+    if trace.uncounted:
+        source += f", without the FLOPs of {', '.join(sorted(trace.uncounted))}, which are not known"
     passes = 0 if timing else update.passes
     return Workload(
         name or type(model).__name__, size, layers, precision, source, unit, optimizer_s, passes,

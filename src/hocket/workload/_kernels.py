@@ -50,6 +50,9 @@ _BATCH_NORMS_BACK = _named("native_batch_norm_backward", "cudnn_batch_norm_backw
 # Batch norm where channels are not last goes number by number: cuDNN's in float32 takes 0.7 of what PyTorch's takes in
 # 16 bits (ResNet-50's and MobileNetV2's on one H200), though it moves twice the bytes.
 _BATCH_NORM_AS = {torch.float16: 1.0, torch.bfloat16: 1.0, torch.float32: 0.35}
+_GROUPED = _named("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2")
+# What Transformers calls in their place where the device or the type has none, and its backward: two products of all.
+_GROUPED_ELSEWHERE = {"transformers::grouped_mm_fallback": 1, "transformers::grouped_mm_fallback_backward": 2}
 _CONVOLUTIONS = _named("convolution", "_convolution", "cudnn_convolution", "convolution_backward")
 
 
@@ -61,6 +64,10 @@ def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
         return float(one * sum(map(bool, args[-1][:2])))
     if packet in flop_registry:
         return float(flop_registry[packet](*args, **kwargs, out_val=out))
+    if packet in _GROUPED:
+        return _grouped_flops(*(one.shape for one in args[:2]))
+    if products := _GROUPED_ELSEWHERE.get(func.name(), 0):
+        return products * _grouped_flops(*(one.shape for one in args[:2]))
     if packet is _aten.mkldnn_rnn_layer:  # torch's own table lacks it
         x, inputs, hidden = args[:3]
         return float(2 * x.shape[0] * x.shape[1] * (inputs.numel() + hidden.numel()))
@@ -73,6 +80,21 @@ def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
         query, key, value = (one.shape for one in args[1:4])
         return float(2 * query[:-1].numel() * key[-2] * (3 * query[-1] + 2 * value[-1]))
     return 0.0
+
+
+def _grouped_flops(first: torch.Size, second: torch.Size) -> float:
+    """Return the operations of products of matrices of which one has its rows or columns in groups, as experts' are.
+
+    Either has three dimensions, of which the first counts groups, or the groups lie behind each other in one of two.
+    """
+    if len(first) == 2:  # its rows are in groups, or, with a second that has two dimensions, what is summed over
+        return float(2 * first.numel() * second[-1])
+    return float(2 * (second.numel() * first[-2] if len(second) == 2 else first.numel() * second[-1]))
+
+
+def is_uncounted(func: Any, flops: float) -> bool:
+    """Return whether an operator is another library's, so that nobody knows what it computes."""
+    return not flops and func.namespace not in {"aten", "prims", "prim"}
 
 
 def kernels_of(

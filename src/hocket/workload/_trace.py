@@ -22,7 +22,7 @@ from hocket.sharding import as_local, leaves, strided_parts
 
 from ._autocast import autocast_behind, autocast_on_meta
 from ._kernel import Float32Formats, Kernel
-from ._kernels import FUSED, LOOKUPS, as_on_a_gpu, flops_of, kernels_of
+from ._kernels import FUSED, LOOKUPS, as_on_a_gpu, flops_of, is_uncounted, kernels_of
 from ._recurrent import replace_recurrent
 from ._share import WorkloadError
 from ._units import Loss, Unit, hooked, returned
@@ -91,6 +91,7 @@ class Trace:
     )
     passed_back: bool = False
     noise: set[int] = field(default_factory=set)  # storages of dropout's masks
+    uncounted: set[str] = field(default_factory=set)  # operators of other libraries, whose FLOPs nobody knows
     # Numbers that autograd had given when units and calls ran: a node of the backward pass has its maker's.
     numbers: list[int] = field(default_factory=list)
     makers: list[tuple[int, int]] = field(default_factory=list)
@@ -136,6 +137,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._follow(trace, func, args, kwargs, out, flops)
         if flops:
             trace.spent[self.at[-1], trace.call].flops += flops
+        elif is_uncounted(func, flops):
+            trace.uncounted.add(func.name())
         return out
 
     def _follow(self, trace: Trace, func: Any, args: Any, kwargs: Any, out: Any, flops: float) -> None:
@@ -191,6 +194,8 @@ class _WatchBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return out
         trace = self.trace
         flops = flops_of(func, args, kwargs or {}, out)
+        if is_uncounted(func, flops):
+            trace.uncounted.add(func.name())
         found = kernels_of(func, args, given, made, flops, self.formats, trace.weights, trace.noise, self.shapes)
         for one in found:
             key = KernelKey("backward", one.name, one.kind, one.number_format)
@@ -310,7 +315,8 @@ def _pass_ahead(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> t
             rule = f"{type(model).__name__} asks for the value of a tensor, and tensors on the meta device have none"
             place = next((one for one in reversed(extract_tb(error.__traceback__)) if _outside(one.filename)), None)
             where = f" ({place.filename}:{place.lineno})" if place else ""
-            raise WorkloadError(f"capture: {rule}{where}; capture it on cpu, or have it not ask") from error
+            remedy = "give the inputs that it looks at on cpu, with their values, capture on cpu, or have it not ask"
+            raise WorkloadError(f"capture: {rule}{where}; {remedy}") from error
 
 
 @contextmanager

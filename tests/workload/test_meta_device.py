@@ -1,0 +1,170 @@
+"""Programs that ask the meta device for values, and operators that it takes in one type only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from hocket.workload import WorkloadError, capture
+from hocket.workload._meta_device import on_meta
+
+
+class Packed(nn.Module):
+    """Looks whether its positions are those of one sequence, as Transformers' decoders do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.mask = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+        starts = (torch.diff(positions, prepend=positions[:, :1] - 1) != 1).cumsum(-1)
+        y: Tensor = self.inner(x)
+        return y if (starts[:, -1] == 0).all() else self.mask(y)
+
+
+class Padded(nn.Module):
+    """Computes with the tokens that its mask shows, and looks whether there are others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        if mask.all():
+            return self.inner(x)  # type: ignore[no-any-return]
+        return self.inner(x[mask])  # type: ignore[no-any-return]
+
+
+class Experts(nn.Module):
+    """Sends each token to two of its experts, by one grouped product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(8, 4)
+        self.weight = nn.Parameter(torch.randn(4, 8, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        share, chosen = self.router(tokens).softmax(-1).topk(2)
+        order = chosen.flatten().argsort()
+        ends = torch.histc(chosen.float(), bins=4, min=0, max=3).cumsum(0).to(torch.int32)
+        return torch._grouped_mm(tokens[order // 2], self.weight, offs=ends) * share.flatten()[order, None]
+
+
+def test_values_that_follow_from_positions_are_known() -> None:
+    with torch.device("meta"):
+        found = capture(Packed(), torch.empty(2, 6, 8), degrees=())
+    assert found.flops == 2 * 6 * 8 * 8 * 2 / 2 * found.batch  # of one product, and not of two
+
+
+@pytest.mark.parametrize(("shown", "tokens"), [(12, 12), (7, 7)])
+def test_a_small_input_has_the_values_that_it_has_on_the_cpu(shown: int, tokens: int) -> None:
+    mask = (torch.arange(12) < shown).view(2, 6)
+    model = Padded().to("meta")
+    assert capture(model, (torch.empty(2, 6, 8), mask), degrees=()).flops == tokens * 8 * 8 * 2
+    with pytest.raises(WorkloadError, match="asks for the value of a tensor.*give the inputs that it looks at on cpu"):
+        capture(model, (torch.empty(2, 6, 8), mask.to("meta")), degrees=())
+
+
+def test_what_is_written_with_unknown_values_is_unknown() -> None:
+    unknown = torch.empty(3, device="meta")
+    with on_meta([]):
+        known = torch.ones(4, device="meta")
+        view = known[:3]
+        assert view.tolist() == [1, 1, 1]
+        known.mul_(2)
+        assert view.tolist() == [2, 2, 2]
+        view.copy_(unknown)
+        with pytest.raises(RuntimeError, match="meta tensor"):
+            known.sum().item()
+        with pytest.raises(RuntimeError, match="meta tensor"):
+            torch.rand(3, device="meta").sum().item()
+        with pytest.raises(RuntimeError, match="meta tensor"):
+            torch.empty(3, device="meta").sum().item()
+
+
+def test_values_of_a_batch_stay_as_they_are() -> None:
+    batch = torch.zeros(3, dtype=torch.int64)
+    moved = batch.to("meta")
+    with on_meta([(moved, batch)]):
+        moved += 1
+        assert moved.tolist() == [1, 1, 1]
+    assert batch.tolist() == [0, 0, 0]
+
+
+STEPS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "add": lambda a, b: a + b,
+    "in place": lambda a, b: a.add_(b),
+    "view": lambda a, b: a.view(2, 3).t().reshape(6),
+    "slice in place": lambda a, b: (a[1:4].mul_(3), a)[1],
+    "put": lambda a, b: a.index_put((b.remainder(6),), b),
+    "index": lambda a, b: a[b.remainder(6)],
+    "sum": lambda a, b: a.cumsum(0),
+    "turn": lambda a, b: a.flip(0),
+    "sort": lambda a, b: a.sort().values,
+    "where": lambda a, b: torch.where(a > b, a, -b),
+    "masked": lambda a, b: a.masked_fill(b.remainder(2) == 0, 5),
+    "few": lambda a, b: torch.nn.functional.pad(a[a > a.sum() // 6], (0, 6))[:6],
+    "places": lambda a, b: torch.nn.functional.pad(b.remainder(2).nonzero().flatten(), (0, 6))[:6],
+    "if": lambda a, b: a + 1 if bool((a > b).any()) else b.clone(),
+    "number": lambda a, b: a * int(b.max()),
+    "there and back": lambda a, b: torch.tensor(a.tolist(), device=a.device),
+    "all kinds": lambda a, b: torch.unique(torch.cat([a, b]))[:1].expand(6).clone(),
+    "repeat": lambda a, b: a.repeat_interleave(b.remainder(2) + 1)[:6],
+}
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.booleans()), max_size=8), st.integers(0, 2**20))
+@settings(max_examples=150, deadline=None)
+def test_known_values_are_the_cpu_s(steps: list[tuple[str, bool]], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = [torch.randint(-4, 9, (6,), generator=generator) for _ in range(2)]
+
+    def program(a: Tensor, b: Tensor) -> list[Any]:
+        for name, turned in steps:
+            a, b = (STEPS[name](b, a), a) if turned else (STEPS[name](a, b), b)
+            a = a.remainder(50)
+        return [a.tolist(), b.tolist(), bool((a == b).all()), int(a.sum())]
+
+    expected = program(*(one.clone() for one in inputs))
+    moved = [one.to("meta") for one in inputs]
+    with on_meta(zip(moved, inputs, strict=True)):
+        assert program(*moved) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_products_count_each_token_s_experts(dtype: torch.dtype) -> None:
+    experts = Experts().to("meta", dtype)
+    found = capture(experts, torch.empty(2, 16, 8, device="meta", dtype=dtype), degrees=())
+    assert found.flops == 32 * 8 * 4 * 2 + 2 * 32 * 8 * 16 * 2  # the router; two experts a token
+    assert ", its backward pass" not in found.source
+    back = sum(one.flops for layer in found.layers for one in layer.operations if one.phase == "backward")
+    assert back == found.flops  # of the weights: the input has no gradient
+
+
+def test_what_operators_of_other_libraries_compute_is_said_to_be_unknown() -> None:
+    @torch.library.custom_op("hocket_test::cube", mutates_args=())
+    def cube(x: Tensor) -> Tensor:
+        return x**3
+
+    cube.register_fake(torch.empty_like)
+    cube.register_autograd(lambda context, gradient: gradient)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return cube(self.inner(x))  # type: ignore[no-any-return]
+
+    for device in ("cpu", "meta"):
+        found = capture(Model().to(device), torch.zeros(4, 8, device=device), degrees=())
+        assert "without the FLOPs of hocket_test::cube, which are not known" in found.source
