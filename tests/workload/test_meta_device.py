@@ -110,6 +110,8 @@ STEPS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "turn": lambda a, b: a.flip(0),
     "sort": lambda a, b: a.sort().values,
     "where": lambda a, b: torch.where(a > b, a, -b),
+    "by a list": lambda a, b: torch.cat([a[[-1, 0, 2]], b[[True, False] * 3]]),
+    "finite": lambda a, b: a + torch.isfinite(b / 1.0) if not (b / 1.0).isnan().any() else b.clone(),
     "masked": lambda a, b: a.masked_fill(b.remainder(2) == 0, 5),
     "few": lambda a, b: torch.nn.functional.pad(a[a > a.sum() // 6], (0, 6))[:6],
     "places": lambda a, b: torch.nn.functional.pad(b.remainder(2).nonzero().flatten(), (0, 6))[:6],
@@ -147,6 +149,44 @@ def test_grouped_products_count_each_token_s_experts(dtype: torch.dtype) -> None
     assert ", its backward pass" not in found.source
     back = sum(one.flops for layer in found.layers for one in layer.operations if one.phase == "backward")
     assert back == found.flops  # of the weights: the input has no gradient
+
+
+def test_activations_are_taken_for_finite() -> None:
+    unknown = torch.empty(2**12, 2**10, device="meta")
+    with on_meta([]):
+        assert torch.isfinite(unknown).all()
+        assert not unknown.isnan().any()
+        assert not torch.isinf(2 * unknown).any().item()
+
+
+def test_ctc_s_loss_is_captured_on_meta_as_on_the_cpu() -> None:
+    batch = (torch.randn(4, 20, 8), torch.randint(1, 6, (4, 5)), torch.full((4,), 20), torch.tensor([3, 3, 2, 4]))
+
+    def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        scores = model(batch[0]).log_softmax(-1).transpose(0, 1)
+        labels, steps, lengths = batch[1:]
+        padded = nn.functional.ctc_loss(scores, labels, steps, lengths)
+        shown = torch.arange(5, device=labels.device) < lengths[:, None]
+        return padded + nn.functional.ctc_loss(scores, labels[shown], steps, lengths)
+
+    found = [capture(nn.Linear(8, 6), batch, device=one, degrees=(), loss=loss) for one in ("cpu", "meta")]
+    assert found[0].flops == found[1].flops
+    assert found[0].saved_bytes == pytest.approx(found[1].saved_bytes, rel=0.05)
+    assert found[1].source == "captured on the meta device"
+
+
+def test_an_operator_that_meta_lacks_is_named() -> None:
+    with torch.library._scoped_library("hocket_test", "FRAGMENT") as library:
+        library.define("lacking(Tensor x) -> Tensor")
+        library.impl("lacking", torch.clone, "CPU")
+
+        def loss(model: nn.Module, x: Tensor) -> Tensor:
+            return torch.ops.hocket_test.lacking(model(x)).sum()  # type: ignore[no-any-return]
+
+        with pytest.raises(
+            WorkloadError, match="calls hocket_test::lacking, which torch cannot run on the meta device"
+        ):
+            capture(nn.Linear(8, 6), torch.randn(4, 8), device="meta", degrees=(), loss=loss)
 
 
 def test_what_operators_of_other_libraries_compute_is_said_to_be_unknown() -> None:

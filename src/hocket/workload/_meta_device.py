@@ -22,6 +22,9 @@ _ATEN = torch.ops.aten
 _UNSET = {_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new_empty, _ATEN.new_empty_strided}
 _GROUPED = _ATEN._grouped_mm.default
 _BY_VALUES = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+_FINITE = {torch.isfinite: True, torch.isinf: False, torch.isnan: False}
+_FINITE |= {getattr(Tensor, func.__name__): value for func, value in _FINITE.items()}
+_OVER_ALL = {_ATEN.all.default, _ATEN.any.default}
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
 
@@ -40,7 +43,7 @@ def on_meta(pairs: Iterable[tuple[Any, Any]]) -> Iterator[None]:
     for tensor, value in pairs:
         if isinstance(value, Tensor) and not value.is_meta and value.numel() <= _MOST:
             mode.learn(tensor, value.detach().cpu().clone())
-    with mode, _WrittenOut():
+    with mode, _Program(mode):
         yield
 
 
@@ -74,14 +77,17 @@ class _MetaDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.learn(one, value)
                 return made
         self._forget_written(func, args, kwargs)
-        return func(*args, **kwargs) if asked else made
+        return _made(func, args, kwargs) if asked else made
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return what an operator gives on the CPU; None if that is not known."""
         if func.overloadpacket in _UNSET or torch.Tag.nondeterministic_seeded in func.tags:
             return None
         try:
-            return func(*tree_map(self._value, args), **tree_map(self._value, kwargs))
+            values = tree_map(self._value, args)
+            if func in _OVER_ALL and not any(values[0].stride()):  # one value, as often as there are activations
+                values = [values[0].flatten()[:1]]
+            return func(*values, **tree_map(self._value, kwargs))
         except (
             KeyError,
             RuntimeError,
@@ -126,25 +132,45 @@ class _MetaDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     del self._values[each]
 
 
-class _WrittenOut(TorchFunctionMode):
-    """Has numbers that a program writes out (`torch.tensor([2, 3], device="meta")`) keep their values."""
+class _Program(TorchFunctionMode):
+    """Has numbers that a program writes out keep their values, and takes all activations for finite."""
+
+    def __init__(self, device: _MetaDevice) -> None:
+        super().__init__()
+        self._device = device
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        place = kwargs.get("device")
-        if func not in (torch.tensor, torch.as_tensor) or place is None or torch.device(place).type != "meta":
-            return func(*args, **kwargs)
-        if isinstance(args[0] if args else kwargs["data"], Tensor):
-            return func(*args, **kwargs)
-        return func(*args, **{**kwargs, "device": "cpu"}).to(place)
+        if func in (torch.tensor, torch.as_tensor):
+            place, data = kwargs.get("device"), args[0] if args else kwargs["data"]
+            if place is not None and torch.device(place).type == "meta" and not isinstance(data, Tensor):
+                return func(*args, **{**kwargs, "device": "cpu"}).to(place)
+        elif func is Tensor.__getitem__ and args[0].is_meta:  # torch makes a tensor without values of `[[0, -1]]`
+            places = args[1] if isinstance(args[1], tuple) else (args[1],)
+            return func(args[0], tuple(torch.tensor(one) if _numbers(one) else one for one in places))
+        elif func in _FINITE:
+            made = func(*args, **kwargs)
+            self._device.learn(made, torch.tensor(_FINITE[func]).expand(made.shape))
+            return made
+        return func(*args, **kwargs)
+
+
+def _numbers(one: Any) -> bool:
+    return isinstance(one, list) and bool(one) and all(type(each) in (int, bool) for each in one)
 
 
 def _made(func: Any, args: Any, kwargs: Any) -> Any:
     """Return what an operator makes on the meta device."""
-    if func is not _GROUPED or args[0].dtype == torch.bfloat16:
-        return func(*args, **kwargs)
-    made = func(*(one.to(torch.bfloat16) for one in args[:2]), *args[2:], **kwargs)
-    return made.to(kwargs.get("out_dtype") or args[0].dtype)
+    if func is _GROUPED and args[0].dtype != torch.bfloat16:
+        made = func(*(one.to(torch.bfloat16) for one in args[:2]), *args[2:], **kwargs)
+        return made.to(kwargs.get("out_dtype") or args[0].dtype)
+    if func.overloadpacket is _ATEN._ctc_loss:  # which torch has for devices only
+        steps, samples = args[0].shape[:2]
+        most = args[1].shape[1] if args[1].dim() == 2 else -(-args[1].shape[0] // samples)
+        return args[0].new_empty(samples), args[0].new_empty(samples, steps, 2 * most + 1)
+    if func.overloadpacket is _ATEN._ctc_loss_backward:
+        return torch.empty_like(args[1])
+    return func(*args, **kwargs)
 
 
 def _is_meta(one: Any) -> bool:

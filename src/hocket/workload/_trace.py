@@ -310,6 +310,10 @@ def _pass_ahead(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> t
         try:
             return trace, run(model, batch)
         except (RuntimeError, NotImplementedError) as error:
+            if "with Meta tensors" in str(error):  # "aten::nonesuch: attempted to run this operator with Meta tensors"
+                operator = str(error).partition(": ")[0]
+                rule = f"{type(model).__name__} calls {operator}, which torch cannot run on the meta device"
+                raise WorkloadError(f"capture: {rule}; capture on cpu") from error
             if "meta tensor" not in str(error):
                 raise
             rule = f"{type(model).__name__} asks for the value of a tensor, and tensors on the meta device have none"
