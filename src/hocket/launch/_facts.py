@@ -8,28 +8,29 @@ import resource
 import shutil
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from hocket._limits import memory, usable_cores
+from hocket._versions import versions
 
 _PORT = 29500  # torchrun's --master-port, where this host has no address of its own
 
 
-def versions(script: str | None) -> dict[str, str | None]:
+def program_facts(script: str | None) -> dict[str, str | None]:
     """Return the versions of what computes, and a checksum of the script; None for what is not there."""
-    found: dict[str, str | None] = {"Python": ".".join(map(str, sys.version_info[:3]))}
-    found["script"] = None
+    digest = None
     if script is not None:
         with contextlib.suppress(OSError), open(script, "rb") as file:
-            found["script"] = hashlib.file_digest(file, "sha256").hexdigest()[:12]
-    for name in ("torch", "hocket", "numpy"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # run from a source tree
-            found[name] = None
-    return found
+            digest = hashlib.file_digest(file, "sha256").hexdigest()[:12]
+    return {**versions(_installed), "script": digest}
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return None
 
 
 def resources() -> dict[str, Any]:
