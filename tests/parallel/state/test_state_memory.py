@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import hocket
 from hocket.parallel import StateBytes
 from hocket.parallel.state import give_back
+from hocket.parallel.state.memory import counted
 from hocket.planner import Plan
 from hocket.testing import run_ranks
 
@@ -61,6 +63,15 @@ def test_bytes_of_state_are_those_of_the_formulas() -> None:
             assert found.total < report["process"]["resident"] <= report["process"]["peak"]
             predicted = report["memory_predicted"]
             assert found.total == pytest.approx(predicted["total"], rel=0.03), plan
+
+
+def test_states_that_are_made_of_several_tensors_count_as_these_do() -> None:
+    # As those in 8 bits, of numbers and scales: the outer tensors have no memory, and two of one size passed for one.
+    layer = nn.Linear(8, 8, bias=False)
+    optimizer = torch.optim.SGD(layer.parameters())
+    states = {name: TwoTensor(torch.zeros(8, 8), torch.zeros(8, 8)) for name in ("mean", "square")}
+    optimizer.state[layer.weight] = states
+    assert counted([], [], optimizer).optimizer == 4 * 8 * 8 * 4
 
 
 def limited(plan: Plan, spare_nbytes: int) -> list[float] | str:
