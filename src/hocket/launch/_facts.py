@@ -14,7 +14,7 @@ from typing import Any
 from hocket._limits import memory, usable_cores
 from hocket._versions import versions
 
-_PORT = 29500  # torchrun's --master-port, where this host has no address of its own
+MASTER_PORT = 29500  # that torchrun takes where nobody says one
 
 
 def program_facts(script: str | None) -> dict[str, str | None]:
@@ -71,4 +71,4 @@ def free_port() -> int:
         with contextlib.suppress(OSError), socket.socket(family) as free:
             free.bind((address, 0))
             return int(free.getsockname()[1])
-    return _PORT
+    return MASTER_PORT  # this host has no address of its own

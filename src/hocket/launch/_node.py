@@ -30,7 +30,7 @@ from ._job import SAVED
 from ._probe import ProbeServer, listen, probe
 
 if TYPE_CHECKING:
-    from ._launch import LaunchResult
+    from ._result import LaunchResult
 
 _GRACE_S = 2.0  # for the ranks to end by themselves then
 _REACH_S = 5.0
