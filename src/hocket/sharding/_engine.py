@@ -8,18 +8,13 @@ tensors, or refused. So whatever way a program takes, a shard is never taken for
 
 from __future__ import annotations
 
-import os
-import sys
-import traceback
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from hocket._program import program_line
 
@@ -308,22 +303,20 @@ def _ruled(func: Any, args: Any, kwargs: dict[str, Any], given: list[Any], marks
                 "a plan of data parallelism"
             )
         raise refusal(name, divided[0], "would see a part's gradient" if hook else "asks how the tensor lies in memory")
-    call = OperatorCall(
-        name, mapped(_operand, tuple(args)), mapped(_operand, kwargs), peers.size, peers.rank, peers.exchanges, func,
-        changes_first(func, kwargs),
-    )  # fmt: skip
+    operands = mapped(as_operand, tuple(args)), mapped(as_operand, kwargs)
+    call = OperatorCall(name, *operands, peers.size, peers.rank, peers.exchanges, func, changes_first(func, kwargs))
     weight, alone = call.weight, call.alone_weight  # as the program calls it: a rule changes the call
-    operands = [id(one.tensor) for one in call.operands()]
-    numbers = {one: i for i, one in reversed(list(enumerate(operands)))}
+    told = [id(one.tensor) for one in call.operands()]
+    numbers = {one: i for i, one in reversed(list(enumerate(told)))}
     try:
         outcome = apply_rule(call)
     except CannotShard as error:
         if not peers.gathers:
             raise
-        _say(peers, name, args, kwargs, error.reason)
+        tell(peers, name, args, kwargs, error.reason)
         call.func = func  # a rule may have put another in its place before it was refused
         return _on_gathered(call, args, kwargs, error)
-    _say(peers, name, args, kwargs, call.gathered)
+    tell(peers, name, args, kwargs, call.gathered)
     if call.answer is not NO_ANSWER:
         if marks is not None and type(call.answer) in (int, torch.Size):
             _remember(marks, call.answer)
@@ -337,7 +330,7 @@ def _ruled(func: Any, args: Any, kwargs: dict[str, Any], given: list[Any], marks
         made = [result := _copied_as_whole(divided[0], result, shards[0], shares)]
     if marks is not None and call.run is None and outcome is not PARTIAL and peers.heard is None:
         # A tensor in two places would stand for two in the next call.
-        plan = _plan(call, shards, numbers, repeated=len(numbers) < len(operands))
+        plan = _plan(call, shards, numbers, repeated=len(numbers) < len(told))
         if plan is not None:
             _remember(marks, plan)
     for tensor, shard in zip(made, shards, strict=True):
@@ -412,7 +405,8 @@ def _listed(value: Any) -> list[Any]:
     return [] if value is None else [value] if isinstance(value, torch.Tensor) else list(value)
 
 
-def _operand(leaf: Any) -> Any:
+def as_operand(leaf: Any) -> Any:
+    """Return what a rule is told of a tensor; other values as they are."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     shard = noted(leaf)
@@ -420,7 +414,8 @@ def _operand(leaf: Any) -> Any:
     return Operand(full_shape(leaf.shape, shard), shard, leaf.requires_grad, False, leaf.dtype, leaf, weight)
 
 
-def _say(peers: ShardPeers, name: str, args: Any, kwargs: Any, why: str) -> None:
+def tell(peers: ShardPeers, name: str, args: Any, kwargs: Any, why: str) -> None:
+    """Tell who listens of a call, and why it was made on gathered tensors; "" if it was not."""
     if peers.heard is not None:
         peers.heard(name, (args, kwargs), "gathered" if why else "divided", why)
 
@@ -518,61 +513,3 @@ def refusal(name: str, tensor: torch.Tensor, why: str) -> ShardingError:
         + (f", and every rank has a part of its dim {shard.dim}" if shard is not None else "")
         + ". Use clone() of it there, or write the line so that it makes a new tensor"
     )
-
-
-def _homes() -> list[str]:
-    """Return how names of files of torch begin, and of this package."""
-    return [f"{Path(module.__file__ or '').parent}{os.sep}" for module in (torch, sys.modules[__name__.split(".")[0]])]
-
-
-def _asked_by_package() -> bool:
-    """Return whether a call of torch comes from this package, which knows what it gets, and not from the program."""
-    of_torch, of_package = _homes()
-    names = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
-    asking = next((name for name in names if name != __file__ and not name.startswith(of_torch)), "")
-    return asking.startswith(of_package)
-
-
-class WholeBatchNorms(TorchFunctionMode):
-    """Has batch norm of replicated tensors made by the peers, whose ranks may share its statistics.
-
-    Copies that torch makes without asking the tensor (`torch.tensor(x)`) are made of the full one. Derivatives are
-    refused where ranks exchange rows: the gradients of one rank are addends, as many as there are ranks.
-
-    Args:
-        peers: the ranks.
-    """
-
-    def __init__(self, peers: ShardPeers) -> None:
-        super().__init__()
-        self._peers = peers
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.as_tensor and type(args[0] if args else kwargs.get("data")) is ShardedTensor:
-            return _as_tensor(*args, **kwargs)
-        derives = func is torch.autograd.grad and self._peers.exchanges and not _asked_by_package()
-        if derives and not any(map(torch_adapter.of_transform, leaves((args, kwargs)))):
-            raise ShardingError(
-                f"{program_line()}: autograd.grad takes derivatives while samples are divided among {self._peers.size} "
-                "ranks, and each would have a part of them: say spatial_parallel_degree = 1"
-            )
-        if func in _COPYING:
-            args, kwargs = mapped(gathered, (args, kwargs))
-            return func(*args, **kwargs)
-        if func is not torch.nn.functional.batch_norm or ShardedTensor in types:
-            return func(*args, **kwargs)
-        peers = self._peers
-        operands = mapped(_operand, tuple(args)), mapped(_operand, kwargs)
-        call = OperatorCall("batch_norm", *operands, peers.size, peers.rank, peers.exchanges, func)
-        outcome = apply_rule(call)
-        _say(peers, "batch_norm", args, kwargs, "")
-        return Local(peers, func).result(call, outcome)
-
-
-def _as_tensor(data: torch.Tensor, dtype: Any = None, device: Any = None) -> torch.Tensor:
-    """Return what `torch.as_tensor` makes of a tensor: the tensor itself, where it is of that type and there."""
-    return data.to(device=device or data.device, dtype=dtype or data.dtype)
-
-
-_COPYING = frozenset([torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor, torch.Tensor.new])
