@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import importlib.metadata
 import os
 import resource
 import shutil
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket._limits import memory, usable_cores
-from hocket._versions import versions
+from hocket._versions import installed, versions
 
 MASTER_PORT = 29500  # that torchrun takes where nobody says one
 
@@ -23,14 +22,7 @@ def program_facts(script: str | None) -> dict[str, str | None]:
     if script is not None:
         with contextlib.suppress(OSError), open(script, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()[:12]
-    return {**versions(_installed), "script": digest}
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree
-        return None
+    return {**versions(installed), "script": digest}
 
 
 def resources() -> dict[str, Any]:
