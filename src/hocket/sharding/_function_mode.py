@@ -13,14 +13,15 @@ from torch.overrides import TorchFunctionMode
 
 from hocket._program import program_line
 
-from . import _engine, torch_adapter
+from . import _engine, _sharded_tensor, torch_adapter
 from ._call import Local, OperatorCall, ShardPeers
 from ._decompose import apply_rule
-from ._engine import ShardedTensor, ShardingError, as_operand, gathered, tell
+from ._engine import as_operand, tell
+from ._sharded_tensor import ShardedTensor, ShardingError, gathered
 from ._trees import leaves, mapped
 
 _COPYING = frozenset([torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor, torch.Tensor.new])
-_OWN = (__file__, _engine.__file__)  # through which a call of the program goes
+_OWN = (__file__, _engine.__file__, _sharded_tensor.__file__)  # through which a call of the program goes
 
 
 def _homes() -> list[str]:
