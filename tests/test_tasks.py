@@ -21,7 +21,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket import _tasks
+from hocket import _meeting_place
 from hocket._tasks import LaunchedTask, TasksError, described, expand_hosts, launched, tasks_per_node
 from hocket.testing import deadline
 
@@ -135,7 +135,7 @@ def test_a_step_on_one_component_of_several_says_so(
         monkeypatch.delenv(name, raising=False)
     assert launched() is (tasks > 1)
     if tasks > 1:
-        _tasks.meeting_place(described())  # type: ignore[arg-type]
+        _meeting_place.meeting_place(described())  # type: ignore[arg-type]
     said = capsys.readouterr().err
     assert said.count("this Slurm job has 2 components, and this step has no tasks on 1 (counted from 0)") == 1
     assert "srun --het-group=0-1" in said
@@ -205,12 +205,12 @@ def test_jobs_beside_each_other_agree_on_ports_of_their_own() -> None:
     """Jobs whose names lead to the same candidate ports: each task gets the answer of its own job's rank 0."""
     jobs = [LaunchedTask("srun", 0, 3, 0, 3, f"job-{index}", "127.0.0.1") for index in range(4)]
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(16) as pool:
-        patch.setattr(_tasks, "_PORTS", 8)  # all jobs have the same candidates
-        patch.setattr(_tasks, "_FIRST_PORT", 15_500)
-        patch.setattr(_tasks, "_PATIENCE_S", deadline(30))
+        patch.setattr(_meeting_place, "_PORTS", 8)  # all jobs have the same candidates
+        patch.setattr(_meeting_place, "_FIRST_PORT", 15_500)
+        patch.setattr(_meeting_place, "_PATIENCE_S", deadline(30))
         waiting = [
             [
-                pool.submit(_tasks._agree, LaunchedTask("srun", rank, 3, rank, 3, job.job, job.host))
+                pool.submit(_meeting_place._agree, LaunchedTask("srun", rank, 3, rank, 3, job.job, job.host))
                 for rank in (2, 1, 0)
             ]
             for job in jobs
@@ -234,22 +234,22 @@ def test_with_a_secret_a_stranger_at_the_ports_of_a_job_is_passed_over() -> None
                 peer.sendall(b"hocket 1 " + b"0" * 64 + b"\n")
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(8) as pool:
-        patch.setattr(_tasks, "_PORTS", 8)
-        patch.setattr(_tasks, "_FIRST_PORT", 15_600)
-        patch.setattr(_tasks, "_PATIENCE_S", deadline(30))
+        patch.setattr(_meeting_place, "_PORTS", 8)
+        patch.setattr(_meeting_place, "_FIRST_PORT", 15_600)
+        patch.setattr(_meeting_place, "_PATIENCE_S", deadline(30))
         patch.setenv("HOCKET_SECRET", "a secret of this test's job")
-        begin = int(_tasks._proof(b"a secret of this test's job", "job-7")[:12], 16)
+        begin = int(_meeting_place._proof(b"a secret of this test's job", "job-7")[:12], 16)
         tried = [15_600 + (begin + index * 997) % 8 for index in range(8)]
         seats = [socket.create_server(("127.0.0.1", port)) for port in tried[:-1]]  # he has guessed all but one
         threads = [threading.Thread(target=stranger, args=(seat,), daemon=True) for seat in seats]
         for thread in threads:
             thread.start()
         tasks = [LaunchedTask("srun", rank, 3, rank, 3, "job-7", "127.0.0.1") for rank in (2, 1, 0)]
-        found = [pool.submit(_tasks._agree, one) for one in tasks]
+        found = [pool.submit(_meeting_place._agree, one) for one in tasks]
         (port,) = {one.result(timeout=deadline(60)) for one in found}
         assert port != 1
         assert told
-        without = _tasks._proof(b"", "job-7")  # what somebody would say who knows the job's name alone
+        without = _meeting_place._proof(b"", "job-7")  # what somebody would say who knows the job's name alone
         assert not any(without in said for said in told)
         for seat in seats:
             seat.shutdown(socket.SHUT_RDWR)
@@ -300,10 +300,10 @@ def _launchers() -> list[object]:
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
 def test_tasks_agree_where_rank_0_has_an_address_of_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_tasks, "_PATIENCE_S", deadline(10))
+    monkeypatch.setattr(_meeting_place, "_PATIENCE_S", deadline(10))
     with ThreadPoolExecutor(2) as pool:
         tasks = [LaunchedTask("srun", rank, 2, rank, 2, "job-6", "::1") for rank in (1, 0)]
-        found = [pool.submit(_tasks._agree, one) for one in tasks]
+        found = [pool.submit(_meeting_place._agree, one) for one in tasks]
         assert len({one.result(timeout=deadline(30)) for one in found}) == 1
 
 
@@ -341,9 +341,9 @@ def test_tasks_of_one_host_meet_at_an_address_that_answers(before: str, found: s
     if not tools or subprocess.run([*inside, "ip link set lo up"], check=False, capture_output=True).returncode:
         pytest.skip("needs unshare and ip, and a kernel that makes user namespaces")
     source = """
-from hocket import _tasks
+from hocket import _meeting_place, _tasks
 try:
-    print(_tasks.meeting_place(_tasks.LaunchedTask("mpirun", 0, 2, 0, 2, "job", "127.0.0.1"))[0])
+    print(_meeting_place.meeting_place(_tasks.LaunchedTask("mpirun", 0, 2, 0, 2, "job", "127.0.0.1"))[0])
 except _tasks.TasksError as error:
     print(error)
 """
@@ -355,7 +355,7 @@ except _tasks.TasksError as error:
 def test_who_connects_and_says_nothing_or_little_keeps_no_task_out() -> None:
     first = LaunchedTask("srun", 0, 3, 0, 3, f"loris-{os.getpid()}", "127.0.0.1")
     with ThreadPoolExecutor(3) as pool:
-        port = _tasks._agree(first)
+        port = _meeting_place._agree(first)
         silent = []
         for _ in range(300):  # served one by one, each would have two seconds
             for place in _candidates(first.job):
@@ -364,7 +364,7 @@ def test_who_connects_and_says_nothing_or_little_keeps_no_task_out() -> None:
                     silent[-1].sendall(b"0")
                     break
         began_s = time.monotonic()
-        others = [pool.submit(_tasks._agree, replace(first, rank=rank, local_rank=rank)) for rank in (1, 2)]
+        others = [pool.submit(_meeting_place._agree, replace(first, rank=rank, local_rank=rank)) for rank in (1, 2)]
         assert [one.result(deadline(20)) for one in others] == [port, port]
         assert time.monotonic() - began_s < deadline(10)
     for one in silent:
@@ -372,8 +372,9 @@ def test_who_connects_and_says_nothing_or_little_keeps_no_task_out() -> None:
 
 
 def _candidates(job: str) -> list[int]:
-    begin = int(_tasks._proof(_tasks._secret(), job)[:12], 16)
-    return [_tasks._FIRST_PORT + (begin + index * 997) % _tasks._PORTS for index in range(_tasks._CANDIDATES)]
+    begin = int(_meeting_place._proof(_meeting_place._secret(), job)[:12], 16)
+    first, ports = _meeting_place._FIRST_PORT, _meeting_place._PORTS
+    return [first + (begin + index * 997) % ports for index in range(_meeting_place._CANDIDATES)]
 
 
 @pytest.mark.usefixtures("bare")
@@ -383,9 +384,9 @@ def test_an_mpi_of_another_launcher_is_named_and_leaves_nothing(launcher: str, t
     """Open MPI in a rank of MPICH's mpirun said "Sorry!" of PMIx, and left 16 MiB in /dev/shm."""
     source = """
 import mpi4py
-from hocket import _tasks
+from hocket import _meeting_place, _tasks
 try:
-    print(_tasks.meeting_place(_tasks.described()))
+    print(_meeting_place.meeting_place(_tasks.described()))
 except _tasks.TasksError as error:
     print(error)
 assert mpi4py.rc.initialize, "a program that asks MPI itself has what it had"

@@ -44,6 +44,12 @@ def _count(path: Path) -> int | None:
     return None
 
 
+def processor() -> str:
+    """Return the model of this machine's processors; "" where Linux does not tell it, as on ARM."""
+    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
 def usable_cores() -> int:
     """Return how many cores' time this process has, at least 1: those that it may run on, or fewer by a quota."""
     mine, quota = len(os.sched_getaffinity(0)), quota_cores()

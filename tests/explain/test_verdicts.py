@@ -1,7 +1,7 @@
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,26 @@ def test_the_fault_is_the_first_verdict(tmp_path: Path, fault: str, kind: str, w
         assert sum(seconds for _, seconds in rows) == pytest.approx(found.parts.step_s, rel=1e-6), "they add up to it"
 
 
+def grown(folder: Path, world: int, ranks: Sequence[int], mib: Callable[[int], float]) -> None:
+    """Write records of ranks of which some have so many MiB more by step."""
+    zero_s = time.perf_counter()
+    for rank in range(world):
+        record = RankRecord(folder, rank, world)
+        for step in range(120):  # of a second; four samples each
+            begin_s = zero_s + step
+            for quarter in range(4):
+                used = 200.0 + (mib(step) if rank in ranks else 0.0)
+                record.row(1, SAMPLE, nbytes=int(used * 2**20), times=(begin_s + 0.25 * quarter, 0.0, 0.0, 0.0, 0.0))
+            record.span(STEP, begin_s, begin_s + 1.0, seq=step + 1)
+        record.ended()
+
+
+def test_of_many_ranks_the_first_are_named_and_dots_stand_for_the_others(tmp_path: Path) -> None:
+    grown(tmp_path, 12, range(1, 11), lambda step: 2.0 * step)
+    (told,) = explain(tmp_path).verdicts
+    assert told.sentence.startswith("the memory of ranks 1, 2, 3, 4, 5, 6, 7, 8, ... of 12 grows")
+
+
 @pytest.mark.parametrize(
     ("mib", "leaks", "ranks"),
     [
@@ -75,16 +95,7 @@ def test_the_fault_is_the_first_verdict(tmp_path: Path, fault: str, kind: str, w
 def test_a_leak_grows_with_the_steps_in_a_straight_line(
     tmp_path: Path, mib: Callable[[int], float], leaks: bool, ranks: tuple[int, ...]
 ) -> None:
-    zero_s = time.perf_counter()
-    for rank in range(RANKS):
-        record = RankRecord(tmp_path, rank, RANKS)
-        for step in range(120):  # of a second; four samples each
-            begin_s = zero_s + step
-            for quarter in range(4):
-                used = 200.0 + (mib(step) if rank in (ranks or range(RANKS)) else 0.0)
-                record.row(1, SAMPLE, nbytes=int(used * 2**20), times=(begin_s + 0.25 * quarter, 0.0, 0.0, 0.0, 0.0))
-            record.span(STEP, begin_s, begin_s + 1.0, seq=step + 1)
-        record.ended()
+    grown(tmp_path, RANKS, ranks or range(RANKS), mib)
     told = [(one.kind, one.ranks) for one in explain(tmp_path).verdicts]
     assert told == ([("memory growth", ranks)] if leaks else [])
 

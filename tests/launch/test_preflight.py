@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hocket import _limits
 from hocket.cluster import load
 from hocket.fabric import Fabric, FabricError
-from hocket.launch import _doctor, _facts, _launch, _probe, parse_arguments
+from hocket.launch import _doctor, _facts, _probe, _running_job, parse_arguments, threads_of_rank
 from hocket.launch._preflight import judge, rounds
 from hocket.testing import deadline
 
@@ -188,11 +188,11 @@ def test_a_control_group_s_limits_count_wherever_they_stand(
     assert _limits.quota_cores() == 1.5
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert (_limits.usable_cores(), _launch.threads_of_rank(1), _launch.threads_of_rank(4)) == (1, 1, 1)
+    assert (_limits.usable_cores(), threads_of_rank(1), threads_of_rank(4)) == (1, 1, 1)
     assert parse_arguments(["-n", "cpu", __file__]).nproc == 1
     said: list[str] = []
     job: Any = SimpleNamespace(_arguments=parse_arguments(["-n", "2", __file__]), say=said.append)
-    _launch._RunningJob.say_threads(job)
+    _running_job.RunningJob.say_threads(job)
     assert said == ["OMP_NUM_THREADS=1 in each of 2 ranks (a quota of 1.5 of 8 cores); set it to choose"]
     assert _facts.resources()["memory"] == gib
     found = _doctor._memory()
@@ -200,7 +200,7 @@ def test_a_control_group_s_limits_count_wherever_they_stand(
     (tmp_path / "own").write_text("")
     assert _limits.memory()[0] != gib
     assert _limits.quota_cores() is None
-    assert (_limits.usable_cores(), _launch.threads_of_rank(1), _launch.threads_of_rank(4)) == (8, None, 2)
+    assert (_limits.usable_cores(), threads_of_rank(1), threads_of_rank(4)) == (8, None, 2)
 
 
 def test_a_link_that_loses_long_messages_is_told_from_a_host_that_does_not_answer(

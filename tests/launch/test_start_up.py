@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from torch.distributed.run import get_args_parser
 
-from hocket.launch import LaunchError, _arguments, launch, parse_arguments
+from hocket.launch import LaunchError, _flags, launch, parse_arguments
 from hocket.launch._launch import _allow_files
 from hocket.testing import deadline
 
@@ -50,11 +50,11 @@ print(*[name for name in sys.modules if name.startswith('hocket')])"""
 
 
 def test_what_is_not_said_is_what_torchruns_parser_gives() -> None:
-    light = _arguments._light_parser()
+    light = _flags.light_parser()
     assert light is not None
     torchs = get_args_parser().parse_args(["script.py"])
     ours = light.parse_args(["script.py"])
-    for name in _arguments._UNSAID | dict.fromkeys(["nproc_per_node", "standalone", "module", "no_python"]):
+    for name in _flags._UNSAID | dict.fromkeys(["nproc_per_node", "standalone", "module", "no_python"]):
         assert getattr(ours, name) == getattr(torchs, name), name
 
 

@@ -14,6 +14,7 @@ from hocket import cluster
 from hocket.algorithms import REGISTRY, ClosedForm, get, planned, ring
 from hocket.algorithms._algorithm import algorithm
 from hocket.planner import Constants, Network, Plan, assumptions, predict, step_graph
+from hocket.planner.network import _cost_lines
 from hocket.planner.network import _network as network
 from hocket.schedule import Collective, Schedule
 from hocket.simulate import StepGraph, simulate_step
@@ -36,9 +37,9 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         return Schedule("toy", collective, made.chunks, made.steps)
 
     monkeypatch.setitem(REGISTRY, toy.name, toy)
-    network._forms.cache_clear()
+    _cost_lines.forms_of.cache_clear()
     yield toy.name
-    network._forms.cache_clear()
+    _cost_lines.forms_of.cache_clear()
 
 
 def test_an_algorithm_that_is_registered_is_planned_with(toy: str) -> None:

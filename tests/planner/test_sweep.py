@@ -12,7 +12,7 @@ from hocket import cluster
 from hocket.cli import main
 from hocket.planner import Constants, Network, PlanError, fit_sweep, read_sweep
 from hocket.planner.step._interval import spread
-from hocket.planner.step._time import StepParts
+from hocket.planner.step._prediction import StepParts
 
 SIZES = [2**power for power in range(16, 34, 3)]
 

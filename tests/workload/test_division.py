@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hocket.workload import DividedShare
-from hocket.workload.division import _regions, choose, record
+from hocket.workload.division import _region_search, choose, record
 
 
 class Between(nn.Module):
@@ -64,8 +64,8 @@ class Residual(nn.Module):
 def test_rules_are_asked_once_for_each_operator_of_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of n blocks tries the whole chain, so that without a memory n * n operators would be ruled."""
     asked: list[int] = []
-    plain = _regions.apply_rule
-    monkeypatch.setattr(_regions, "apply_rule", lambda site: (asked.append(1), plain(site))[1])
+    plain = _region_search.apply_rule
+    monkeypatch.setattr(_region_search, "apply_rule", lambda site: (asked.append(1), plain(site))[1])
     counts = []
     for blocks in (10, 20):
         model = nn.Sequential(*(Residual() for _ in range(blocks)), nn.Linear(8, 8))

@@ -55,7 +55,8 @@ class Experts(nn.Module):
         share, chosen = self.router(tokens).softmax(-1).topk(2)
         order = chosen.flatten().argsort()
         ends = torch.histc(chosen.float(), bins=4, min=0, max=3).cumsum(0).to(torch.int32)
-        return torch._grouped_mm(tokens[order // 2], self.weight, offs=ends) * share.flatten()[order, None]
+        gathered: Tensor = torch._grouped_mm(tokens[order // 2], self.weight, offs=ends)
+        return gathered * share.flatten()[order, None]
 
 
 def test_values_that_follow_from_positions_are_known() -> None:

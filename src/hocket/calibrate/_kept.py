@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from hocket._limits import memory, usable_cores
+from hocket._limits import memory, processor, usable_cores
 from hocket.parallel.mesh import World
 from hocket.planner import Constants, MeasuredPlan, Network, Plan
 from hocket.workload import parse
@@ -45,7 +45,7 @@ def key_of(model: torch.nn.Module, optimizer: Any, inputs: Any, world: World) ->
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     machine = [
-        platform.node(), _processor(), usable_cores(), memory()[0], torch.get_num_threads(), _device(device),
+        platform.node(), processor(), usable_cores(), memory()[0], torch.get_num_threads(), _device(device),
         sys.version, torch.__version__, version("hocket"), os.environ.get("LOCAL_WORLD_SIZE", ""), _choices(),
     ]  # fmt: skip
     classes = {type(module) for module in model.modules()}
@@ -156,14 +156,6 @@ def _plain(module: torch.nn.Module) -> list[tuple[str, Any]]:
     """Return attributes that say how a module computes and that its `repr` need not show."""
     told = sorted(vars(module).items())
     return [(name, value) for name, value in told if isinstance(value, bool | int | float | str) and name != "training"]
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def _device(device: torch.device) -> str:

@@ -6,7 +6,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +13,8 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from hocket._limits import memory, usable_cores
+from hocket._limits import memory, processor, usable_cores
+from hocket._versions import installed
 from hocket.cli._bench import tables
 from hocket.cli._bench.world import BenchError, require_mpi, run_world
 from hocket.cli._output import RANKS, check_place, write_file, writing
@@ -186,28 +186,14 @@ def step(
 def _machine() -> dict[str, Any]:
     """Hardware, system, versions, command and date, as JSON values."""
     return {
-        "cpu": _cpu(),
+        "cpu": processor() or platform.machine(),
         "cores": usable_cores(),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "hocket": _version("hocket"),
-        "torch": _version("torch"),
-        "openmpi": _version("openmpi"),
-        "mpi4py": _version("mpi4py"),
+        "hocket": installed("hocket"),
+        "torch": installed("torch"),
+        "openmpi": installed("openmpi"),
+        "mpi4py": installed("mpi4py"),
         "command": shlex.join(["hocket", *sys.argv[1:]]),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

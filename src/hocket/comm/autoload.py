@@ -56,8 +56,10 @@ def _adopt_tasks_at_rendezvous() -> None:
 
     def env_rendezvous(url: str, *args: Any, **kwargs: Any) -> Any:
         if "rank=" not in url:
+            from hocket._meeting_place import adopt
+
             _tasks.check_given()
-            _tasks.adopt()
+            adopt()
         yield from plain(url, *args, **kwargs)
 
     handlers["env"] = env_rendezvous

@@ -11,7 +11,7 @@ from hocket.profile import OPERATION, STEP, Hang, RunRecord, find_hang, read_any
 from ._parts import QUICK, Parts, parts_of
 from ._predicted import PredictedStep, predicted_of
 from ._straggler import began
-from ._verdict import LEAST_STEPS, SHOWN, Verdict, ms
+from ._verdict import LEAST_STEPS, SHOWN, Verdict, listed, ms
 from ._verdicts import verdicts_of
 
 
@@ -44,8 +44,7 @@ class Explanation:
         unread = set(range(self.run.world)) - {one.rank for one in self.run.ranks}
         others = unread & set(self.run.others)
         found = [
-            f"nothing is known of {len(ranks)} of {self.run.world} ranks "
-            f"({', '.join(map(str, sorted(ranks)[:8]))}{', ...' * (len(ranks) > 8)}): {why}"
+            f"nothing is known of {len(ranks)} of {self.run.world} ranks ({listed(sorted(ranks))}): {why}"
             for ranks, why in (
                 (unread - others, "no record, or a damaged one"),
                 (others, "what the folder has of them is of another run, which began before"),

@@ -6,7 +6,7 @@ import numpy as np
 
 from ._parts import BUBBLE, CHECKPOINT, COLLECTOR, COMMUNICATION, COMPUTATION, DATA, LATE, WARM_UP, Array, Parts
 from ._places import place_of_slow
-from ._verdict import LEAST_GAIN, MOST_LISTED, Verdict, ms
+from ._verdict import LEAST_GAIN, MOST_LISTED, Verdict, listed, ms
 
 _TIMES = 3.0  # as long as the middle step
 _MOST = 0.2  # of the steps: of more, these would be the usual ones
@@ -123,8 +123,7 @@ def _which(parts: Parts, found: _SlowSteps) -> str:
         else:
             runs.append([number, number])
     names = [str(a) if a == b else f"{a}{', ' if a + 1 == b else ' to '}{b}" for a, b in runs]
-    listed = ", ".join(names[:MOST_LISTED]) + ", ..." * (len(names) > MOST_LISTED)
-    return f"steps {listed} take" if len(numbers) > 1 else f"step {listed} takes"
+    return f"steps {listed(names)} take" if len(numbers) > 1 else f"step {numbers[0]} takes"
 
 
 def _opens(parts: Parts, found: _SlowSteps) -> bool:
@@ -141,8 +140,7 @@ def _named(parts: Parts, blamed: Array) -> str:
         return "now this rank and now that one"
     if len(ranks) == 1:
         return f"rank {ranks[0].rank} of {parts.run.world} (host {ranks[0].host})"
-    listed = ", ".join(str(one.rank) for one in ranks[:MOST_LISTED])
-    return f"ranks {listed}{', ...' * (len(ranks) > MOST_LISTED)} of {parts.run.world}"
+    return f"ranks {listed(one.rank for one in ranks)} of {parts.run.world}"
 
 
 def _rounded(times: float) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from ._parts import CHECKPOINT, COLLECTOR, COMPUTATION, DATA, Array, Parts
 from ._places import place_of_late
 from ._replay import Replay
-from ._verdict import BUSY, LEAST_GAIN, LEAST_STEPS, MOST_LISTED, Verdict, ms
+from ._verdict import BUSY, LEAST_GAIN, LEAST_STEPS, Verdict, listed, ms
 
 _SURE = 3.5  # standard errors by which lateness differs from none, or from what was before
 _STEADY = 20  # steps for which a rank must be late on a busy machine, if it was not so from the beginning
@@ -95,14 +95,12 @@ def straggler(parts: Parts) -> list[Verdict]:
 
 
 def _listed(parts: Parts, ranks: Sequence[int]) -> str:
-    return ", ".join(str(parts.run.ranks[one].rank) for one in ranks[:MOST_LISTED]) + ", ..." * (
-        len(ranks) > MOST_LISTED
-    )
+    return listed(parts.run.ranks[one].rank for one in ranks)
 
 
 def _named(parts: Parts, ranks: Sequence[int]) -> str:
     hosts = list(dict.fromkeys(parts.run.ranks[one].host for one in ranks))
-    where = f"host{'s'[: len(hosts) - 1]} {', '.join(hosts[:MOST_LISTED])}"
+    where = f"host{'s'[: len(hosts) - 1]} {listed(hosts)}"
     many = len(ranks) > 1
     return f"rank{'s' * many} {_listed(parts, ranks)} of {parts.run.world} ({where}) {'are' if many else 'is'}"
 

@@ -1,5 +1,6 @@
 """One finding about a run, and from where on something is one."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -8,6 +9,12 @@ BUSY = 0.15  # of the time in which ranks are ready and have no core
 LEAST_GAIN = 0.05  # below this share of the time a finding is not worth a sentence
 SHOWN = 0.0005  # of a step: what would be 0.0% has no line
 MOST_LISTED = 8  # stages, ranks or hosts
+
+
+def listed(things: Iterable[object]) -> str:
+    """Return the first of some things, one after the other, and dots where there are more."""
+    texts = list(map(str, things))
+    return ", ".join([*texts[:MOST_LISTED], *["..."] * (len(texts) > MOST_LISTED)])
 
 
 def ms(seconds: float) -> str:

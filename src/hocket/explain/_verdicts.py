@@ -11,7 +11,7 @@ from ._parts import BUBBLE, CHECKPOINT, COLLECTOR, COMPUTATION, DATA, LATE, Part
 from ._replay import Replay
 from ._slow_steps import slow_steps
 from ._straggler import straggler
-from ._verdict import BUSY, LEAST_GAIN, LEAST_STEPS, MOST_LISTED, Verdict, ms
+from ._verdict import BUSY, LEAST_GAIN, LEAST_STEPS, Verdict, listed, ms
 
 _MIB = 2**20
 _LEAST_LOADING = 0.1  # the share of the time of which loading data is told
@@ -118,7 +118,7 @@ def _all_died(run: RunRecord, awaited: list[RankRun]) -> list[Verdict]:
     """Tell whom the others waited for when all ended without a word: launchers end the others when one has died."""
     if not awaited or 2 * len(awaited) > run.world:
         return []
-    ranks = ", ".join(f"{one.rank} (host {one.host})" for one in awaited[:MOST_LISTED])
+    ranks = listed(f"{one.rank} (host {one.host})" for one in awaited)
     return [
         Verdict(
             "died",
@@ -196,14 +196,13 @@ def _stages(parts: Parts) -> list[Verdict]:
     gain = float(mean_s.max() - mean_s.mean()) / float(np.median(parts.lengths_s))
     if len(mean_s) < 2 or gain < 2 * LEAST_GAIN or parts.share(parts.of(BUBBLE)) < 0.1:
         return []
-    each = ", ".join(map(ms, mean_s[:MOST_LISTED]))
     return [
         Verdict(
             "unbalanced stages",
             f"stage {slowest} of the pipeline computes {ms(mean_s[place])} ms a step and the others "
             f"{ms(np.delete(mean_s, place).mean())} ms in the mean; cut evenly, steps would be {gain:.0%} "
             "shorter",
-            f"ms a step of the stages: {each}{', ...' if len(mean_s) > MOST_LISTED else ''}; "
+            f"ms a step of the stages: {listed(map(ms, mean_s))}; "
             f"they wait {parts.share(parts.of(BUBBLE)):.0%} of their time for messages",
             "leave out `split` so that the stages are cut by their measured times, or move layers to the others; if "
             f"all stages have equal layers, compare the host of stage {slowest} with the others'",
@@ -236,8 +235,7 @@ def _part(
             return []
         some = len(its) < len(each)
         ranks = tuple(run.ranks[one].rank for one in its) if some else ()
-        whose = f" of rank{'s'[: len(ranks) - 1]} {', '.join(map(str, ranks[:MOST_LISTED]))}" if some else ""
-        whose += ", ..." * (len(ranks) > MOST_LISTED)
+        whose = f" of rank{'s'[: len(ranks) - 1]} {listed(ranks)}" if some else ""
         over = "the mean over ranks"
         if some:
             over = f"{'the mean over these ranks' if len(ranks) > 1 else 'on that rank'}, for which the others wait"
@@ -357,7 +355,7 @@ def _memory(run: RunRecord) -> list[Verdict]:
     if len(leaking) == run.world > 1:
         whose, leaking = "every rank", []
     elif len(leaking) > 1:
-        whose = f"ranks {', '.join(map(str, leaking[:MOST_LISTED]))} of {run.world}"
+        whose = f"ranks {listed(leaking)} of {run.world}"
     else:
         whose = f"rank {one.rank} of {run.world} (host {one.host})"
     each = f"{grown / (2 * len(one.of(STEP)) // 3) / _MIB:.2g} MiB a step"

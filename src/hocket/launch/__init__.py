@@ -5,14 +5,17 @@ from typing import TYPE_CHECKING
 from hocket._lazy import lazy
 
 if TYPE_CHECKING:
-    from ._arguments import LaunchArguments, argument_parser, parse_arguments
+    from ._arguments import LaunchArguments, parse_arguments
     from ._clean import Leftover, leftovers, remove_leftover
     from ._doctor import Diagnosis, examine
     from ._fabric import PlacementError, enter_fabric
     from ._failure import ArgumentError, LaunchError, RankFailure
+    from ._flags import argument_parser
     from ._hosts import read_hosts
     from ._kubernetes import write_manifests
-    from ._launch import LaunchResult, dry_run, launch, run, threads_of_rank
+    from ._launch import dry_run, launch, run
+    from ._rank_environment import threads_of_rank
+    from ._result import LaunchResult
     from ._slurm import batch_script, run_step, step_command
     from ._ssh import examine_hosts
 
@@ -26,11 +29,14 @@ __all__ = [
 __getattr__ = lazy(  # launching several hosts imports torch; `hocket clean` and ranks of this host need not
     __name__,
     {
-        "_arguments": "LaunchArguments argument_parser parse_arguments",
+        "_arguments": "LaunchArguments parse_arguments",
         "_doctor": "Diagnosis examine",
-        "_launch": "LaunchResult dry_run launch run threads_of_rank",
+        "_launch": "dry_run launch run",
+        "_rank_environment": "threads_of_rank",
+        "_result": "LaunchResult",
         "_clean": "Leftover leftovers remove_leftover",
         "_fabric": "PlacementError enter_fabric",
+        "_flags": "argument_parser",
         "_failure": "ArgumentError LaunchError RankFailure",
         "_slurm": "batch_script run_step step_command",
         "_ssh": "examine_hosts",

@@ -2,34 +2,27 @@
 
 import contextlib
 import hashlib
-import importlib.metadata
 import os
 import resource
 import shutil
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from hocket._limits import memory, usable_cores
+from hocket._versions import installed, versions
 
-_PORT = 29500  # torchrun's --master-port, where this host has no address of its own
+MASTER_PORT = 29500  # that torchrun takes where nobody says one
 
 
-def versions(script: str | None) -> dict[str, str | None]:
+def program_facts(script: str | None) -> dict[str, str | None]:
     """Return the versions of what computes, and a checksum of the script; None for what is not there."""
-    found: dict[str, str | None] = {"Python": ".".join(map(str, sys.version_info[:3]))}
-    found["script"] = None
+    digest = None
     if script is not None:
         with contextlib.suppress(OSError), open(script, "rb") as file:
-            found["script"] = hashlib.file_digest(file, "sha256").hexdigest()[:12]
-    for name in ("torch", "hocket", "numpy"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # run from a source tree
-            found[name] = None
-    return found
+            digest = hashlib.file_digest(file, "sha256").hexdigest()[:12]
+    return {**versions(installed), "script": digest}
 
 
 def resources() -> dict[str, Any]:
@@ -70,4 +63,4 @@ def free_port() -> int:
         with contextlib.suppress(OSError), socket.socket(family) as free:
             free.bind((address, 0))
             return int(free.getsockname()[1])
-    return _PORT
+    return MASTER_PORT  # this host has no address of its own

@@ -16,9 +16,9 @@ from typing import Any
 from hocket.comm.rendezvous import SECRET_VARIABLE
 
 from ._arguments import LaunchArguments
+from ._facts import MASTER_PORT
 from ._run_directory import is_secret
 
-_PORT = 29500
 _RUNTIME = "hocket"
 
 
@@ -94,7 +94,7 @@ def job_set(arguments: LaunchArguments) -> list[dict[str, Any]]:
         {"name": "PET_NPROC_PER_NODE", "value": arguments.ranks_of_pod},
         {"name": "PET_NODE_RANK", "valueFrom": index},
         {"name": "PET_MASTER_ADDR", "value": f"{name}-node-0-0.{name}"},
-        {"name": "PET_MASTER_PORT", "value": str(_PORT)},
+        {"name": "PET_MASTER_PORT", "value": str(MASTER_PORT)},
         *variables,
     ]
     container = {

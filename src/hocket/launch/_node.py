@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 from hocket import _early, _sweep
 
-from ._facts import resources, versions
+from ._facts import program_facts, resources
 from ._hosts import LOST, MARK
 from ._job import SAVED
 from ._probe import ProbeServer, listen, probe
 
 if TYPE_CHECKING:
-    from ._launch import LaunchResult
+    from ._result import LaunchResult
 
 _GRACE_S = 2.0  # for the ranks to end by themselves then
 _REACH_S = 5.0
@@ -160,7 +160,7 @@ def _facts(order: dict[str, Any]) -> dict[str, Any]:
     named = {name: os.environ[name] for name in _INTERFACES if name in os.environ}
     facts["interfaces"] = {name: word for name, word in named.items() if word.isalnum() and word not in has}
     facts["has_interfaces"] = has
-    return {**facts, "versions": versions(order["script"]), "resources": resources()}
+    return {**facts, "versions": program_facts(order["script"]), "resources": resources()}
 
 
 def _user() -> str:

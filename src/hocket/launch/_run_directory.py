@@ -31,7 +31,7 @@ from typing import Any
 from hocket._files import write_whole
 from hocket._tasks import described
 
-from ._facts import resources, versions
+from ._facts import program_facts, resources
 from ._hosts import passed_on
 
 RUN_VARIABLE = "HOCKET_RUN_DIR"  # for the ranks; also where the user says where to
@@ -175,7 +175,7 @@ class LaunchDirectory:
             directory=os.getcwd(),
             started=_now(),
             **facts,
-            versions=versions(target),
+            versions=program_facts(target),
             host=resources(),
             environment={name: kept[name] for name in sorted(kept) if not is_secret(name)},
         )

@@ -11,8 +11,9 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
+from hocket._meeting_place import meeting_place
 from hocket._sweep import JOB_VARIABLE
-from hocket._tasks import described, meeting_place, tasks_per_node
+from hocket._tasks import described, tasks_per_node
 
 from ._failure import LaunchError
 from ._job import SAVED_MARK, blocked

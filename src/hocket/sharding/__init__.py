@@ -6,29 +6,21 @@ Operators that torch knows to work element by element share one rule; those with
 simpler operators into which torch decomposes them.
 """
 
-from . import _norms, _pointwise, _products, _reductions, _resample, _shapes, _windowed
+from . import _indexing, _norms, _padding, _pointwise, _products, _reductions, _resample, _views, _windowed
 from ._call import NO_ANSWER, FetchedRows, LocalShard, NeedsShard, Operand, OperatorCall, ShardPeers, placements_of
 from ._decompose import apply_rule
-from ._engine import (
-    GatheredView,
-    ShardedTensor,
-    ShardingError,
-    WholeBatchNorms,
-    as_local,
-    gathered,
-    note,
-    noted,
-)
+from ._function_mode import WholeBatchNorms
 from ._guards import guard_torch
 from ._layouts import same_values, set_values, strided_parts
 from ._operators import changes_first, operator_name
 from ._placement import PARTIAL, REPLICATED, CannotShard, Interval, Placement, Shard, cut, full_shape, join, reshaped
+from ._sharded_tensor import GatheredView, ShardedTensor, ShardingError, as_local, gathered, note, noted
 from ._table import RULES, rule_for
 from ._trees import leaves, mapped
 from ._windows import SlidingWindow, halo_nbytes, halo_rows, overlap
 
 # Whose import enters the rules in the table.
-_ = (_norms, _pointwise, _products, _reductions, _resample, _shapes, _windowed)
+_ = (_indexing, _norms, _padding, _pointwise, _products, _reductions, _resample, _views, _windowed)
 
 __all__ = [
     "NO_ANSWER", "PARTIAL", "REPLICATED", "RULES", "CannotShard", "FetchedRows", "GatheredView", "Interval",

@@ -8,134 +8,35 @@ tensors, or refused. So whatever way a program takes, a shard is never taken for
 
 from __future__ import annotations
 
-import os
-import sys
-import traceback
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.overrides import TorchFunctionMode
-
-from hocket._program import program_line
 
 from . import torch_adapter
 from ._call import NO_ANSWER, FetchedRows, Local, LocalShard, Operand, OperatorCall, ShardPeers, placements_of
 from ._decompose import apply_rule
 from ._operators import changes_first, operator_name
 from ._placement import PARTIAL, CannotShard, Shard, cut, full_shape
+from ._sharded_tensor import (
+    GatheredSource,
+    GatheredView,
+    ShardedTensor,
+    ShardingError,
+    engine,
+    gathered,
+    mark_views,
+    memory_of,
+    note,
+    noted,
+    refusal,
+    writes_to,
+)
 from ._table import RULES
 from ._trees import leaves, mapped
-
-as_local = torch._C.DisableTorchFunctionSubclass
-"""Makes a block in which this thread's torch functions are called as they are: the code means shards."""
-
-
-class ShardingError(RuntimeError):
-    """The program does with a divided tensor what cannot be made as if with the full one."""
-
-
-class ShardedTensor(torch.Tensor):
-    """This rank's shard, where the program sees the full tensor. Made by `note`."""
-
-    _hocket_shard: Shard
-    _hocket_peers: ShardPeers
-    _hocket_weight: str
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with as_local():
-            return call_on_shards(func, args, kwargs or {})
-
-
-class GatheredView(torch.Tensor):
-    """A view of a divided tensor that had to be gathered for it: a copy, where the program sees shared memory.
-
-    What is written to either is carried over: from the tensor before the view is read, from the view at once. It is
-    refused for what torch makes a view or a copy of, by how the full tensor lies.
-    """
-
-    _hocket_source: _Source
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with as_local():
-            return call_on_shards(func, args, kwargs or {})
-
-
-@dataclass(slots=True)
-class _Source:
-    """What gathered views are views of."""
-
-    part: Any  # the divided tensor
-    whole: torch.Tensor  # the full one, gathered, whose memory they share
-    version: int  # of the divided tensor, which counts what was written to it, when both were alike
-    held: Callable[[], Any] | None = None  # for what may be a copy: tells whether others hold the divided tensor
-
-    def refresh(self, name: str = "a layer") -> None:
-        """Gather the tensor again if it may have been written to; a collective operation."""
-        changed = _writes(self.part) != self.version
-        if self.held is not None and changed:
-            raise refusal(name, self.whole, "reads a gathered tensor, a view or a copy of one that was changed since")
-        if self.held is None and (changed or self.part.is_inference()):
-            with torch.enable_grad():  # whatever the block in which the view is read
-                self.whole.copy_(gathered(self.part))
-            self.version = _writes(self.part)
-
-    def write(self) -> None:
-        """Write the full tensor to the divided one; gradients of what went into it add up over the ranks' shares."""
-        if self.held is None:
-            peers, shard = self.part._hocket_peers, self.part._hocket_shard
-            self.part.copy_(cut(peers.enter(self.whole), shard, peers.rank))
-            self.version = _writes(self.part)
-
-    def check(self, name: str, several: bool) -> None:
-        """Refuse to write to what may be a copy, or a view whose tensor others hold; or to several that may overlap."""
-        if several:
-            raise refusal(name, self.whole, "writes to several tensors, one of which was gathered")
-        if self.held is not None and self.held() is not None:
-            raise refusal(name, self.whole, "writes to a gathered tensor, which may be a view of another or a copy")
-
-
-def note(tensor: torch.Tensor, shard: Shard | None, peers: ShardPeers | None = None, weight: str = "") -> torch.Tensor:
-    """Write on a tensor how it is divided among `peers`, None for a replicated one, and what it is as a weight.
-
-    Return the tensor; see `Operand.weight`.
-    """
-    if shard is not None:
-        assert peers is not None
-        tensor.__class__ = ShardedTensor
-        tensor.__dict__.update(_hocket_shard=shard, _hocket_peers=peers, _hocket_weight=weight)
-    elif type(tensor) is ShardedTensor:
-        tensor.__class__ = torch.Tensor  # type: ignore[assignment]
-        for key in ("_hocket_shard", "_hocket_peers", "_hocket_weight"):
-            del tensor.__dict__[key]
-    return tensor
-
-
-def noted(tensor: Any) -> Shard | None:
-    """Return how a tensor is divided; None where it is replicated, or no tensor."""
-    kind = type(tensor)
-    if kind is GatheredView:
-        tensor._hocket_source.refresh()
-    return tensor.__dict__["_hocket_shard"] if kind is ShardedTensor else None
-
-
-def gathered(tensor: Any) -> Any:
-    """Return the full tensor, on every rank; a collective operation where the tensor is divided."""
-    if type(tensor) is GatheredView:
-        tensor._hocket_source.refresh()
-        with as_local():
-            return tensor.as_subclass(torch.Tensor)
-    if type(tensor) is not ShardedTensor:
-        return tensor
-    shard, peers = tensor._hocket_shard, tensor._hocket_peers
-    with as_local():
-        return peers.fetch(tensor, shard, [(0, shard.size)] * peers.size, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,15 +173,15 @@ def _examined(func: Any, args: Any, kwargs: dict[str, Any], marks: Any) -> Any:
     for view in views:
         view._hocket_source.refresh(operator_name(func))
     first = list(leaves(args[:1])) if views and changes_first(func, kwargs) else []
-    sources = [(view._hocket_source, _writes(view), any(one is view for one in first)) for view in views]
+    sources = [(view._hocket_source, writes_to(view), any(one is view for one in first)) for view in views]
     for source, _, written in sources:
         if written:
             source.check(operator_name(func), several=args[0] is not first[0])
     result = _ruled(func, args, kwargs, given, marks)
     for source, version, written in sources:
-        if written or _writes(source.whole) != version:
+        if written or writes_to(source.whole) != version:
             source.write()
-        _mark_views(result, source)
+        mark_views(result, source)
     return result
 
 
@@ -308,22 +209,20 @@ def _ruled(func: Any, args: Any, kwargs: dict[str, Any], given: list[Any], marks
                 "a plan of data parallelism"
             )
         raise refusal(name, divided[0], "would see a part's gradient" if hook else "asks how the tensor lies in memory")
-    call = OperatorCall(
-        name, mapped(_operand, tuple(args)), mapped(_operand, kwargs), peers.size, peers.rank, peers.exchanges, func,
-        changes_first(func, kwargs),
-    )  # fmt: skip
+    operands = mapped(as_operand, tuple(args)), mapped(as_operand, kwargs)
+    call = OperatorCall(name, *operands, peers.size, peers.rank, peers.exchanges, func, changes_first(func, kwargs))
     weight, alone = call.weight, call.alone_weight  # as the program calls it: a rule changes the call
-    operands = [id(one.tensor) for one in call.operands()]
-    numbers = {one: i for i, one in reversed(list(enumerate(operands)))}
+    told = [id(one.tensor) for one in call.operands()]
+    numbers = {one: i for i, one in reversed(list(enumerate(told)))}
     try:
         outcome = apply_rule(call)
     except CannotShard as error:
         if not peers.gathers:
             raise
-        _say(peers, name, args, kwargs, error.reason)
+        tell(peers, name, args, kwargs, error.reason)
         call.func = func  # a rule may have put another in its place before it was refused
         return _on_gathered(call, args, kwargs, error)
-    _say(peers, name, args, kwargs, call.gathered)
+    tell(peers, name, args, kwargs, call.gathered)
     if call.answer is not NO_ANSWER:
         if marks is not None and type(call.answer) in (int, torch.Size):
             _remember(marks, call.answer)
@@ -337,7 +236,7 @@ def _ruled(func: Any, args: Any, kwargs: dict[str, Any], given: list[Any], marks
         made = [result := _copied_as_whole(divided[0], result, shards[0], shares)]
     if marks is not None and call.run is None and outcome is not PARTIAL and peers.heard is None:
         # A tensor in two places would stand for two in the next call.
-        plan = _plan(call, shards, numbers, repeated=len(numbers) < len(operands))
+        plan = _plan(call, shards, numbers, repeated=len(numbers) < len(told))
         if plan is not None:
             _remember(marks, plan)
     for tensor, shard in zip(made, shards, strict=True):
@@ -412,7 +311,8 @@ def _listed(value: Any) -> list[Any]:
     return [] if value is None else [value] if isinstance(value, torch.Tensor) else list(value)
 
 
-def _operand(leaf: Any) -> Any:
+def as_operand(leaf: Any) -> Any:
+    """Return what a rule is told of a tensor; other values as they are."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     shard = noted(leaf)
@@ -420,21 +320,22 @@ def _operand(leaf: Any) -> Any:
     return Operand(full_shape(leaf.shape, shard), shard, leaf.requires_grad, False, leaf.dtype, leaf, weight)
 
 
-def _say(peers: ShardPeers, name: str, args: Any, kwargs: Any, why: str) -> None:
+def tell(peers: ShardPeers, name: str, args: Any, kwargs: Any, why: str) -> None:
+    """Tell who listens of a call, and why it was made on gathered tensors; "" if it was not."""
     if peers.heard is not None:
         peers.heard(name, (args, kwargs), "gathered" if why else "divided", why)
 
 
 def _on_gathered(call: OperatorCall, args: Any, kwargs: dict[str, Any], error: CannotShard) -> Any:
     """Make a call on the full tensors, on every rank; of what is written to divided ones each keeps its shard."""
-    fulls: dict[int, tuple[_Source, int]] = {}
+    fulls: dict[int, tuple[GatheredSource, int]] = {}
 
     def full(leaf: Any) -> Any:
         if type(leaf) is not ShardedTensor:
             return leaf
         if id(leaf) not in fulls:
             whole = gathered(leaf)
-            fulls[id(leaf)] = _Source(leaf, whole, _writes(leaf)), _writes(whole)
+            fulls[id(leaf)] = GatheredSource(leaf, whole, writes_to(leaf)), writes_to(whole)
         return fulls[id(leaf)][0].whole
 
     target = next(iter((*args, *kwargs.values()))) if call.in_place else None
@@ -448,25 +349,16 @@ def _on_gathered(call: OperatorCall, args: Any, kwargs: dict[str, Any], error: C
             raise refusal(call.name, part, f"changes the shape, and {error.reason}") from error
         # An operator of a library, or a table of vectors that is scaled as it is read; batch norm counts no writes.
         statistics = "batch_norm" in call.name and part.ndim == 1
-        changed = _writes(whole) != version or (statistics and not torch.equal(whole, gathered(part)))
+        changed = writes_to(whole) != version or (statistics and not torch.equal(whole, gathered(part)))
         if changed or target is part:
             source.write()
         if _shares(call.name, call.kwargs) is not None:
             source.held = weakref.ref(part) if part._base is None else lambda: True
             source.part, source.whole = part.detach(), whole.detach()
-        _mark_views(result, source)
+        mark_views(result, source)
     tensors = {id(source.whole): source.part for source, _ in fulls.values() if source.held is None}
     found = any(id(leaf) in tensors for leaf in leaves(result))
     return mapped(lambda leaf: tensors.get(id(leaf), leaf), result) if found else result
-
-
-def _mark_views(result: Any, source: _Source) -> None:
-    """Have results that share the memory of a gathered tensor say so."""
-    memory = _memory(source.whole)
-    for leaf in leaves(result):
-        if type(leaf) is torch.Tensor and _memory(leaf) == memory and leaf is not source.whole:
-            leaf.__class__ = GatheredView
-            leaf.__dict__["_hocket_source"] = source
 
 
 def _shares(name: str, kwargs: dict[str, Any]) -> Callable[[torch.Tensor, list[int]], bool] | None:
@@ -485,7 +377,7 @@ def _copied_as_whole(source: Any, result: torch.Tensor, shard: Shard | None, sha
     it. Where a shard has more rows, both are alike.
     """
     dim, size = source._hocket_shard.dim, source._hocket_shard.size
-    if source.shape[dim] != 1 or size == 1 or shard is None or _memory(result) != _memory(source):
+    if source.shape[dim] != 1 or size == 1 or shard is None or memory_of(result) != memory_of(source):
         return result
     # The rows of other ranks lie between this one's and what is as far apart, or further.
     strides = [one * size if one >= source.stride(dim) else one for one in source.stride()]
@@ -494,85 +386,10 @@ def _copied_as_whole(source: Any, result: torch.Tensor, shard: Shard | None, sha
     return result if shares(whole, full_shape(result.shape, shard)) else result.clone()
 
 
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
-
-
-def _writes(tensor: torch.Tensor) -> int:
-    """Return how often a tensor was written to; 0 in inference mode, in which torch does not count that."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
 _OF_MEMORY = frozenset(
     ["as_strided", "as_strided_copy", "as_strided_scatter", "stride", "storage_offset", "data_ptr", "storage", "set"]
     + ["resize", "resize_as", "set_data", "register_hook"]
 )
 
 
-def refusal(name: str, tensor: torch.Tensor, why: str) -> ShardingError:
-    """Return the error that names the line of the user's program, the tensor, and the remedy."""
-    shard = tensor.__dict__.get("_hocket_shard")
-    shape = list(full_shape(tensor.shape, shard))
-    return ShardingError(
-        f"{program_line()}: {name} {why}. The tensor has the shape {shape}"
-        + (f", and every rank has a part of its dim {shard.dim}" if shard is not None else "")
-        + ". Use clone() of it there, or write the line so that it makes a new tensor"
-    )
-
-
-def _homes() -> list[str]:
-    """Return how names of files of torch begin, and of this package."""
-    return [f"{Path(module.__file__ or '').parent}{os.sep}" for module in (torch, sys.modules[__name__.split(".")[0]])]
-
-
-def _asked_by_package() -> bool:
-    """Return whether a call of torch comes from this package, which knows what it gets, and not from the program."""
-    of_torch, of_package = _homes()
-    names = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
-    asking = next((name for name in names if name != __file__ and not name.startswith(of_torch)), "")
-    return asking.startswith(of_package)
-
-
-class WholeBatchNorms(TorchFunctionMode):
-    """Has batch norm of replicated tensors made by the peers, whose ranks may share its statistics.
-
-    Copies that torch makes without asking the tensor (`torch.tensor(x)`) are made of the full one. Derivatives are
-    refused where ranks exchange rows: the gradients of one rank are addends, as many as there are ranks.
-
-    Args:
-        peers: the ranks.
-    """
-
-    def __init__(self, peers: ShardPeers) -> None:
-        super().__init__()
-        self._peers = peers
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.as_tensor and type(args[0] if args else kwargs.get("data")) is ShardedTensor:
-            return _as_tensor(*args, **kwargs)
-        derives = func is torch.autograd.grad and self._peers.exchanges and not _asked_by_package()
-        if derives and not any(map(torch_adapter.of_transform, leaves((args, kwargs)))):
-            raise ShardingError(
-                f"{program_line()}: autograd.grad takes derivatives while samples are divided among {self._peers.size} "
-                "ranks, and each would have a part of them: say spatial_parallel_degree = 1"
-            )
-        if func in _COPYING:
-            args, kwargs = mapped(gathered, (args, kwargs))
-            return func(*args, **kwargs)
-        if func is not torch.nn.functional.batch_norm or ShardedTensor in types:
-            return func(*args, **kwargs)
-        peers = self._peers
-        operands = mapped(_operand, tuple(args)), mapped(_operand, kwargs)
-        call = OperatorCall("batch_norm", *operands, peers.size, peers.rank, peers.exchanges, func)
-        outcome = apply_rule(call)
-        _say(peers, "batch_norm", args, kwargs, "")
-        return Local(peers, func).result(call, outcome)
-
-
-def _as_tensor(data: torch.Tensor, dtype: Any = None, device: Any = None) -> torch.Tensor:
-    """Return what `torch.as_tensor` makes of a tensor: the tensor itself, where it is of that type and there."""
-    return data.to(device=device or data.device, dtype=dtype or data.dtype)
-
-
-_COPYING = frozenset([torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor, torch.Tensor.new])
+engine.append(call_on_shards)  # which the tensors' module cannot import

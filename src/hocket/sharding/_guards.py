@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from . import torch_adapter
-from ._engine import GatheredView, ShardedTensor, as_local, call_on_shards, gathered, noted, refusal
+from ._engine import call_on_shards
+from ._sharded_tensor import GatheredView, ShardedTensor, as_local, gathered, noted, refusal
 from ._trees import leaves, mapped
 
 

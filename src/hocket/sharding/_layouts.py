@@ -34,9 +34,14 @@ def set_values(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the tensors with strides that a tensor consists of: itself, or values and where they are."""
+    """Return the tensors with strides that a tensor consists of: itself, or values and where they are.
+
+    Of one that is made of others (of a class with `__tensor_flatten__`, as those in 8 bits are), these's.
+    """
     if tensor.layout is torch.strided:
-        return (tensor,)
+        if not hasattr(tensor, "__tensor_flatten__"):
+            return (tensor,)
+        return tuple(part for name in tensor.__tensor_flatten__()[0] for part in strided_parts(getattr(tensor, name)))
     tensor = tensor.detach()
     if tensor.layout is torch.sparse_coo:
         return tensor._indices(), tensor._values()

@@ -11,7 +11,7 @@ from ._table import rule
 from ._trees import mapped
 
 
-def aligned(call: OperatorCall, tree: Any, channels_last: bool = False) -> tuple[Any, Shard, int]:
+def aligned(call: OperatorCall, tree: Any) -> tuple[Any, Shard, int]:
     """Return arguments divided as the first divided one is, for operators that broadcast them against each other.
 
     An operand that has one entry along the divided dim, or lacks the dim, goes with every shard. Returned with how the

@@ -1,4 +1,7 @@
-"""Rules of upsampling: along the divided dim by a table of which inputs make each output, the others as torch does."""
+"""Rules of upsampling: along the divided dim by a table of which inputs make each output, the others as torch does.
+
+Pixels that are made of channels, or channels of pixels, are here too.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -8,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from ._call import Local, OperatorCall, Outcome
+from ._padding import nonempty
 from ._placement import Interval, Shard
-from ._shapes import nonempty
 from ._table import rule
 from ._windowed import each
 
@@ -142,3 +145,45 @@ def _others(
         return F.interpolate(rows, size=counts, mode=mode, align_corners=align_corners)
     scales = [1.0 if i == own or one is None else one for i, one in enumerate(factors)]
     return F.interpolate(rows, scale_factor=scales, mode=mode, align_corners=align_corners)
+
+
+@rule("pixel_shuffle")
+def pixel_shuffle(call: OperatorCall, input: Any, upscale_factor: int) -> Outcome:
+    """Return how pixels lie that were groups of channels: whole groups must be on one rank."""
+    shard, group = call.shard(input), upscale_factor**2
+    if shard.dim == input.ndim - 3:
+        if any(s % group or s // group % call.ranks for s in shard.segments) or not shard.equal:
+            call.refuse("makes pixels of channels that are on several ranks")
+        return shard.scaled(1, group)
+    if shard.dim < input.ndim - 3:
+        return call.alone(input)
+    if not call.mine(shard):
+
+        def run(local: Any) -> torch.Tensor:
+            one = nonempty(local.tensors(input), shard.dim, 1)
+            return F.pixel_shuffle(one, upscale_factor).narrow(shard.dim, 0, 0)
+
+        call.run = run
+    return shard.scaled(upscale_factor)
+
+
+@rule("pixel_unshuffle")
+def pixel_unshuffle(call: OperatorCall, input: Any, downscale_factor: int) -> Outcome:
+    """Return how channels lie that were pixels, after moving the shards' borders to multiples of the factor."""
+    shard, factor = call.shard(input), downscale_factor
+    if shard.dim < input.ndim - 2:
+        return call.alone(input).scaled(factor**2 if shard.dim == input.ndim - 3 else 1)
+    call.exchange("makes channels of pixels that are on several ranks")
+    if shard.size % factor:
+        call.refuse(f"of {shard.size} pixels, which are no multiple of {factor}")
+    outputs = shard.scaled(1, factor)
+    wanted = outputs.scaled(factor).intervals()
+
+    def run(local: Any) -> torch.Tensor:
+        rows = local.rows(input, wanted)
+        if call.mine(outputs):
+            return F.pixel_unshuffle(rows, factor)
+        return F.pixel_unshuffle(nonempty(rows, shard.dim, factor), factor).narrow(shard.dim, 0, 0)
+
+    call.run = run
+    return outputs

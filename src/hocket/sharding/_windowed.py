@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from ._call import Local, Operand, OperatorCall, Outcome
+from ._padding import nonempty, rows_like
 from ._placement import REPLICATED, Shard
 from ._products import layered
 from ._reductions import totalled
-from ._shapes import nonempty, rows_like
 from ._table import rule
 from ._windows import SlidingWindow
 

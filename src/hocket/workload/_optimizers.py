@@ -9,7 +9,7 @@ import inspect
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hocket.sharding import leaves
+from hocket.sharding import leaves, strided_parts
 
 from ._share import WorkloadError
 
@@ -208,20 +208,8 @@ def _parts_at_a_time(make: OptimizerMaker, form: _Form) -> tuple[float, float, f
     return each / alone, (alone - each) / alone, max(0, three - 2 * each - alone) / alone
 
 
-def _storages(one: Tensor) -> Iterator[Any]:
-    """Yield the storages of a tensor; of one that is made of others, these's."""
-    if hasattr(one, "__tensor_flatten__"):
-        for name in one.__tensor_flatten__()[0]:
-            yield from _storages(getattr(one, name))
-    else:
-        yield one.untyped_storage()
-
-
 def _nbytes(one: Tensor) -> int:
-    """Return the bytes of a tensor; of one that is made of others, as those in 8 bits are, of these."""
-    if hasattr(one, "__tensor_flatten__"):
-        return sum(_nbytes(getattr(one, name)) for name in one.__tensor_flatten__()[0])
-    return one.numel() * one.element_size()
+    return sum(part.numel() * part.element_size() for part in strided_parts(one))
 
 
 class _StepMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -250,7 +238,8 @@ class _StepMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _note(self, tensor: Tensor | None) -> None:
-        for storage in _storages(tensor) if tensor is not None else ():
+        for part in strided_parts(tensor) if tensor is not None else ():
+            storage = part.untyped_storage()
             key, nbytes = id(storage), storage.nbytes()
             if key in self._alive:
                 continue

@@ -15,7 +15,8 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from hocket.comm.engines._gloo import Gloo, _own_address, _Socket, _take_no_more
+from hocket.comm.engines import Gloo
+from hocket.comm.engines._sockets import OwnSocket, own_address, take_no_more
 from hocket.testing import deadline
 
 
@@ -26,7 +27,7 @@ def test_a_listening_socket_is_closed_its_connections_go_on_and_its_number_stays
         with socket.create_connection(place) as mine:
             theirs, _ = listener.accept()
             with theirs:
-                _take_no_more(_Socket(number, os.fstat(number).st_ino))
+                take_no_more(OwnSocket(number, os.fstat(number).st_ino))
                 with pytest.raises(ConnectionRefusedError):
                     socket.create_connection(place)
                 mine.sendall(b"on")
@@ -79,7 +80,7 @@ def test_a_host_whose_name_is_of_loopback_is_reached_at_an_address_that_others_h
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
     monkeypatch.setattr(socket, "socket", _Routed)
     monkeypatch.setenv("MASTER_ADDR", master)
-    assert _own_address() == own
+    assert own_address() == own
 
 
 @pytest.mark.sampled(1)
@@ -98,7 +99,7 @@ def test_a_host_of_a_closed_network_is_reached_at_its_only_address(networks: int
     tools = all(map(shutil.which, ("unshare", "ip", "hostname")))
     if not tools or subprocess.run([*inside, "\n".join(lines)], check=False, capture_output=True).returncode:
         pytest.skip("needs unshare, ip and hostname, and a kernel that makes user namespaces and bridges")
-    source = "from hocket.comm.engines._gloo import _own_address; print(_own_address())"
+    source = "from hocket.comm.engines._sockets import own_address; print(own_address())"
     script = "\n".join([*lines, f"MASTER_ADDR={master} exec {shlex.join([sys.executable, '-c', source])}"])
     ran = subprocess.run([*inside, script], capture_output=True, text=True, check=True, timeout=deadline(60))
     assert ran.stdout.strip() == own

@@ -18,7 +18,7 @@ from torch.distributed import ReduceOp
 
 from hocket import comm
 from hocket.comm import CollectiveMismatchError, CollectiveTimeoutError, CommError, PeerDiedError
-from hocket.comm.engines import Gloo, _gloo
+from hocket.comm.engines import Gloo, _gloo, _sockets
 from hocket.comm.group import _group, _hosts
 from hocket.comm.scheduled import FlatFrames, TwoLevelFrames
 from hocket.comm.transport import Membership
@@ -545,7 +545,8 @@ def test_who_waits_for_a_host_that_does_not_answer_names_it_soon(
 
 def test_who_only_listens_says_at_its_time_out_where_nobody_has_connected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_hosts, "_PATIENCE", timedelta(0))
-    monkeypatch.setattr(_gloo, "_is_loopback", lambda address: False)
+    for module in (_gloo, _sockets):
+        monkeypatch.setattr(module, "is_loopback", lambda address: False)
     store = dist.HashStore()
     gloo = Gloo(store, 0, 2, timedelta(seconds=deadline(5)))
     gloo.loopback = True

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import hocket
-from hocket.parallel.state import Deferred, _deferred
+from hocket.parallel.state import Deferred, _ledger
 from hocket.planner import Plan
 from hocket.testing import run_ranks
 
@@ -72,7 +72,7 @@ class Program(nn.Module):
 def test_any_constructor_makes_the_same_numbers_and_leaves_the_same_random_numbers(
     steps: list[tuple[str, bool]], kept_nbytes: int
 ) -> None:
-    with mock.patch.object(_deferred, "_KEPT_NBYTES", kept_nbytes):  # or all tensors are larger than what is kept
+    with mock.patch.object(_ledger, "_KEPT_NBYTES", kept_nbytes):  # or all tensors are larger than what is kept
         same_numbers(steps)
 
 

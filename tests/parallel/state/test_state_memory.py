@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import resource
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import hocket
 from hocket.parallel import StateBytes
 from hocket.parallel.state import give_back
+from hocket.parallel.state.memory import counted, state_nbytes
 from hocket.planner import Plan
 from hocket.testing import run_ranks
 
@@ -61,6 +64,34 @@ def test_bytes_of_state_are_those_of_the_formulas() -> None:
             assert found.total < report["process"]["resident"] <= report["process"]["peak"]
             predicted = report["memory_predicted"]
             assert found.total == pytest.approx(predicted["total"], rel=0.03), plan
+
+
+def test_states_that_are_made_of_several_tensors_count_as_these_do() -> None:
+    # As those in 8 bits, of numbers and scales: the outer tensors have no memory, and two of one size passed for one.
+    layer = nn.Linear(8, 8, bias=False)
+    optimizer = torch.optim.SGD(layer.parameters())
+    states = {name: TwoTensor(torch.zeros(8, 8), torch.zeros(8, 8)) for name in ("mean", "square")}
+    optimizer.state[layer.weight] = states
+    assert counted([], [], optimizer).optimizer == 4 * 8 * 8 * 4
+
+
+class _Own(torch.optim.Adam):
+    """An optimizer of the program's."""
+
+
+@pytest.mark.parametrize(
+    ("make", "nbytes"),
+    [
+        (torch.optim.Adam, 8),
+        (_Own, 8),
+        (functools.partial(torch.optim.AdamW, amsgrad=True), 12),
+        (torch.optim.SGD, 0),
+        (functools.partial(torch.optim.RMSprop, momentum=0.9, centered=True), 12),
+        (torch.optim.Adafactor, 2 * 4 / 64),
+    ],
+)
+def test_bytes_of_an_optimizer_s_state_are_predicted_as_it_keeps_them(make: Any, nbytes: float) -> None:
+    assert state_nbytes(make(nn.Linear(8, 8).parameters())) == nbytes
 
 
 def limited(plan: Plan, spare_nbytes: int) -> list[float] | str:

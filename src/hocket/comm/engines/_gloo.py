@@ -2,31 +2,37 @@
 
 import atexit
 import contextlib
-import errno
-import fcntl
 import functools
 import hmac
-import ipaddress
 import os
-import re
 import secrets
-import select
 import socket
-import struct
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import wait
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
 from .. import torch_adapter as c10d
 from ..transport import CommError
 from ._direct import DirectPoints, keep_alive
+from ._sockets import (
+    LOOPBACK,
+    OwnSocket,
+    address_of,
+    is_at,
+    is_bound_to,
+    is_loopback,
+    own_address,
+    own_sockets,
+    received_nbytes,
+    take_no_more,
+)
 
 _PROOF_TAG: Final = 0x686F636B  # the first messages on each connection; nothing else is under way yet
 _PROOF_NBYTES: Final = 32
@@ -41,12 +47,9 @@ _LOOK_S: Final = 0.3
 _GRACE_S: Final = 2.0  # for the thread that waits to tell that a message was whole when its connection ended
 
 _END_S: Final = 1.0
-_LOOPBACK: Final = "127.0.0.1"
-_SIOCGIFADDR: Final = 0x8915  # <linux/sockios.h>
 _connected: "weakref.WeakSet[Gloo]" = weakref.WeakSet()
 _ending, _ended = threading.Event(), threading.Event()
-_before: "list[set[_Socket]]" = []  # what listened before each group that connects now
-_closing = threading.Lock()  # of listening sockets: groups that connect at once see each other's
+_before: "list[set[OwnSocket]]" = []  # what listened before each group that connects now
 
 
 @functools.cache
@@ -76,75 +79,6 @@ def _end_all() -> None:
         _ended.wait(_END_S)
 
 
-def _own_address() -> str | None:
-    """Return this host's address towards others where its name has none but loopback, as Debian's /etc/hosts has it.
-
-    None where Gloo's own choice, the address of the name, serves. Asked for are the interface that leads to rank 0 and,
-    on the host that has that name itself, that of the default route; without one, as in a closed network, the only
-    address that there is.
-    """
-    name, place = socket.gethostname(), os.environ.get("MASTER_ADDR", _LOOPBACK)
-    with contextlib.suppress(OSError):
-        family, *_, there = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind(there)  # else Gloo, too, goes to loopback
-            if not _is_loopback(there[0]):
-                return None
-    for other in (place, "192.0.2.1", "2001:db8::1") if place == name else (place,):  # RFC 5737, RFC 3849: nobody's
-        with contextlib.suppress(OSError):
-            family, *_, there = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect(there)  # sends nothing
-                if not _is_loopback(address := probe.getsockname()[0]):
-                    return str(address)
-    return _only_address() if place == name else None
-
-
-def _only_address() -> str | None:
-    """Return this host's address where it has a single one of IPv4 besides loopback's; None else."""
-    found = set()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # one without an address, say
-                reply = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found.add(socket.inet_ntoa(reply[20:24]))
-    outside = [one for one in found if not _is_loopback(one)]
-    return outside[0] if len(outside) == 1 else None
-
-
-def _is_loopback(address: Any) -> bool:
-    return ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
-
-
-class _Socket(NamedTuple):
-    """A socket of this process, which another thread may close at any time: its descriptor, and which socket it is."""
-
-    descriptor: int
-    number: int  # that no other has meanwhile, while descriptors are soon given to others
-
-    def still(self) -> bool:
-        """Return whether the descriptor is this socket's."""
-        try:
-            return os.fstat(self.descriptor).st_ino == self.number
-        except OSError:
-            return False
-
-    @contextlib.contextmanager
-    def borrowed(self) -> Iterator[socket.socket]:
-        """Give Python's object of it, with no descriptor beside its own, which another thread would take for one more.
-
-        Raises:
-            OSError: It is closed.
-        """
-        if not self.still():
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        found = socket.socket(fileno=self.descriptor)
-        try:
-            yield found
-        finally:
-            found.detach()
-
-
 class Gloo:
     """Gloo over a group's store, made by `connect` or by the first operation, in which all ranks then take part.
 
@@ -164,7 +98,7 @@ class Gloo:
         self._lock = threading.Lock()
         self._engine: Any = None
         self._found: list[str] = []  # names of its methods that are attributes here
-        self._connections: dict[int, _Socket] = {}  # by rank
+        self._connections: dict[int, OwnSocket] = {}  # by rank
         self._over = False
 
     def rank(self) -> int:
@@ -194,8 +128,8 @@ class Gloo:
             if self._engine is None:
                 if not torch.distributed.is_gloo_available():
                     raise RuntimeError("the hocket backend needs Gloo inside torch; this build of torch has none")
-                address = None if "GLOO_SOCKET_IFNAME" in os.environ else _LOOPBACK if self.loopback else _own_address()
-                before = _sockets()
+                address = None if "GLOO_SOCKET_IFNAME" in os.environ else LOOPBACK if self.loopback else own_address()
+                before = own_sockets()
                 _before.append(before[0])
                 try:
                     engine = c10d.process_group_gloo(self._store, self._rank, self._size, self._timeout, address)
@@ -205,16 +139,16 @@ class Gloo:
                     raise RuntimeError(f"{error}. {_BY_NAMES}") from error
                 finally:
                     _before.remove(before[0])
-                new = (now - then for now, then in zip(_sockets(), before, strict=True))
+                new = (now - then for now, then in zip(own_sockets(), before, strict=True))
                 listening, connected = self._own(*new)
                 for one in connected:
                     with contextlib.suppress(OSError), one.borrowed() as connection:  # another thread's, and closed
                         keep_alive(connection)
                 if self._size > 1:
                     self._prove(engine, connected)
-                self.address = next(filter(None, map(_address, sorted(listening))), None)
+                self.address = next(filter(None, map(address_of, sorted(listening))), None)
                 for one in listening:
-                    _take_no_more(one)
+                    take_no_more(one)
                 self._engine = engine
                 _connected.add(self)
                 _ender()
@@ -277,7 +211,7 @@ class Gloo:
         setattr(self, name, value)  # the next time it is found at once
         return value
 
-    def _own(self, listening: set[_Socket], connected: set[_Socket]) -> tuple[set[_Socket], set[_Socket]]:
+    def _own(self, listening: set[OwnSocket], connected: set[OwnSocket]) -> tuple[set[OwnSocket], set[OwnSocket]]:
         """Return those of new sockets that are this group's: of another, or the program's, a thread may have made some.
 
         Gloo writes to the store where each rank listens. Where it does not (another version of torch), all are.
@@ -286,13 +220,13 @@ class Gloo:
         if not self._store.check(keys):
             return listening, connected
         places = [self._store.get(key) for key in keys]
-        mine = {one for one in listening if _is_at(places[self._rank], one)}
-        accepted = {one for one in connected if _is_at(places[self._rank], one)}
-        made = {one for one in connected if any(_is_at(place, one, there=True) for place in places)}
+        mine = {one for one in listening if is_at(places[self._rank], one)}
+        accepted = {one for one in connected if is_at(places[self._rank], one)}
+        made = {one for one in connected if any(is_at(place, one, there=True) for place in places)}
         return mine, accepted | made
 
-    def _prove(self, engine: Any, connected: Iterable[_Socket]) -> None:
-        before = {one: _received_nbytes(one) for one in connected}
+    def _prove(self, engine: Any, connected: Iterable[OwnSocket]) -> None:
+        before = {one: received_nbytes(one) for one in connected}
         mine = secrets.token_bytes(_PROOF_NBYTES)
         self._store.set(f"proof/{self._rank}", mine.hex())
         others = [rank for rank in range(self._size) if rank != self._rank]
@@ -312,7 +246,7 @@ class Gloo:
                     f"whoever connected as rank {rank} is not that rank: it has not read the group's store. Somebody "
                     "who does not belong to the job reaches its ports"
                 )
-        nbytes = {_received_nbytes(one) - then: one for one, then in before.items()}
+        nbytes = {received_nbytes(one) - then: one for one, then in before.items()}
         rest = min(nbytes, default=0) - min(others)  # what all send: the secret, and Gloo's head
         found = {received - rest: one for received, one in nbytes.items()}
         if len(before) == len(others) and found.keys() == set(others):
@@ -340,21 +274,6 @@ class _LargeMessage:
                     return came.result()
                 if self._gloo.gone(self._peer) and not wait([came], _GRACE_S).done:
                     raise ConnectionError("the connection has ended in the middle of the message") from None
-
-
-def _sockets() -> tuple[set[_Socket], set[_Socket]]:
-    """Return this process's TCP sockets: those that listen on one address, as Gloo's do; the others."""
-    listening, connected = set[_Socket](), set[_Socket]()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # another thread has closed it
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                continue
-            one = _Socket(int(name), os.fstat(int(name)).st_ino)
-            with one.borrowed() as found:
-                if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
-                    listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                    (listening if listens else connected).add(one)
-    return listening, connected
 
 
 def unanswered() -> str:
@@ -388,72 +307,15 @@ def unheard() -> str:
     Of two ranks one listens and the other connects; a firewall between leaves the first one without any sign.
     """
     before = list(_before)
-    listening, connected = _sockets()
+    listening, connected = own_sockets()
     new = listening.difference(*before)
     if len(before) != 1 or len(new) != 1:  # several groups at once, or the program has begun to listen, too
         return ""
     with contextlib.suppress(OSError), new.pop().borrowed() as found:
         address, port, *_ = place = found.getsockname()
-        if not _is_loopback(address) and not any(_has(one, place) for one in connected):
+        if not is_loopback(address) and not any(is_bound_to(one, place) for one in connected):
             return (
                 f"nobody has connected to {address}, port {port}, where this rank listens; if others try, a firewall "
                 f"may be between. {_BY_NAMES}"
             )
     return ""
-
-
-def _has(one: _Socket, place: Any) -> bool:
-    with contextlib.suppress(OSError), one.borrowed() as found:
-        return bool(found.getsockname() == place)
-    return False
-
-
-def _received_nbytes(one: _Socket) -> int:
-    """Return how many bytes have come to a socket; none to one that is closed."""
-    with contextlib.suppress(OSError), one.borrowed() as found:
-        info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)  # struct tcp_info: tcpi_bytes_received
-        return int.from_bytes(info[128:136], sys.byteorder)
-    return 0
-
-
-def _is_at(place: bytes, one: _Socket, *, there: bool = False) -> bool:
-    """Return whether a socket's address, or that of its other end, is in what Gloo has written: a `sockaddr` of C's."""
-    with contextlib.suppress(OSError), one.borrowed() as found:
-        address, port, *_ = found.getpeername() if there else found.getsockname()
-        packed = socket.inet_pton(found.family, str(address).partition("%")[0])
-        head = int(found.family).to_bytes(2, sys.byteorder) + int(port).to_bytes(2, "big")
-        begin = place.find(head)
-        return begin >= 0 and packed in place[begin + len(head) :]
-    return False
-
-
-def _address(one: _Socket) -> str | None:
-    """Return the address of a listening socket, if others can be told of it."""
-    address = ""
-    with contextlib.suppress(OSError), one.borrowed() as found:
-        address = str(found.getsockname()[0])
-    return None if "%" in address or address.startswith("fe80:") else address or None  # which need an interface beside
-
-
-def _take_no_more(one: _Socket) -> None:
-    """Close a listening socket of Gloo's; its connections go on.
-
-    Gloo itself keeps it open, and each stranger's connection. Its number, which Gloo's thread waits for (epoll) until
-    Gloo ends, is given to a socket at which nothing arrives. A packet filter would do, too, but some kernels
-    refuse it to ordinary users.
-    """
-    listed = re.compile(rf"^tfd: +{one.descriptor} ", re.MULTILINE)  # see proc_pid_fdinfo(5)
-    for name in os.listdir("/proc/self/fdinfo"):
-        with contextlib.suppress(OSError), _closing:  # another thread has closed it
-            if not listed.search(Path(f"/proc/self/fdinfo/{name}").read_text()):
-                continue
-            with (
-                select.epoll.fromfd(os.dup(int(name))) as waiting,
-                one.borrowed() as listener,
-                socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as nothing,
-            ):
-                waiting.unregister(one.descriptor)
-                with contextlib.suppress(OSError):  # it ends by itself
-                    listener.shutdown(socket.SHUT_RDWR)  # a process forked meanwhile may hold it, too
-                os.dup2(nothing.fileno(), one.descriptor, inheritable=False)
-                waiting.register(one.descriptor, 0)

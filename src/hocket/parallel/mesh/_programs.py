@@ -12,10 +12,8 @@ import sysconfig
 import weakref
 from typing import Any, Final
 
-import torch
-
-from hocket import __version__
 from hocket._program import warn
+from hocket._versions import versions
 from hocket.comm import host_identity
 
 from .world import World
@@ -33,7 +31,7 @@ def warn_of_other_programs(world: World) -> None:
     if world.size == 1 or world.group in _looked:
         return
     _looked.add(world.group)
-    everyone = world.from_all((host_identity(), _versions()))
+    everyone = world.from_all((host_identity(), versions(_loaded)))
     if len({host for host, _ in everyone}) == 1:
         return
     files = _files()
@@ -71,9 +69,9 @@ def _ranks(ranks: list[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:_NAMED_RANKS]))}{', ...' if len(ranks) > _NAMED_RANKS else ''} have"
 
 
-def _versions() -> dict[str, str | None]:
-    found = {"Python": ".".join(map(str, sys.version_info[:3])), "torch": str(torch.__version__), "hocket": __version__}
-    return found | {"numpy": getattr(sys.modules.get("numpy"), "__version__", None)}
+def _loaded(name: str) -> str | None:
+    version = getattr(sys.modules.get(name), "__version__", None)
+    return None if version is None else str(version)  # torch's is more than a text
 
 
 def _files() -> dict[str, tuple[str, str]]:

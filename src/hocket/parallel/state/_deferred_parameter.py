@@ -1,7 +1,7 @@
 """What a program sees of a parameter that has no memory yet: a tensor on the meta device that can be written to.
 
 The meta device would forget what is written. A write is done to the parameter's numbers instead, by the ledger that
-makes them (`_deferred`), so that weights can be initialised anew, loaded or changed after `hocket.deferred` has
+makes them (`_ledger`), so that weights can be initialised anew, loaded or changed after `hocket.deferred` has
 returned, too.
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Any
 import torch
 
 from hocket.sharding import strided_parts
+from hocket.workload import Update, WorkloadError, optimizer_maker
+
+_SAMPLE = 64, 64  # the shape of a parameter with which an optimizer's state is counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class StateBytes:
         return {**asdict(self), "total": self.total}
 
 
-def predicted(parameters: int, data: int, shard: str, *, optimizer_nbytes: int = 8) -> StateBytes:
+def predicted(parameters: int, data: int, shard: str, *, optimizer_nbytes: float = 8) -> StateBytes:
     """Return what each of `data` ranks holds of float32 parameters.
 
     These are the formulas of Rajbhandari et al. 2020, with 4 bytes where they have 2. With N ranks and 8 bytes of
@@ -115,15 +119,20 @@ def counted(weights: Iterable[Any], gradients: Iterable[Any], optimizer: Any) ->
     return StateBytes(nbytes(weights), nbytes(gradients), nbytes(state))
 
 
-def state_nbytes(optimizer: Any) -> int:
-    """Return bytes of state that an optimizer of torch keeps for each float32 element."""
-    kind = type(optimizer).__name__
-    if kind in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop", "LAMB"):
-        extra = any(group.get("amsgrad") for group in optimizer.param_groups)
-        return 12 if extra else 8
-    if kind in ("SGD", "LARS"):
-        return 4 if any(group.get("momentum") for group in optimizer.param_groups) else 0
-    return 4
+def state_nbytes(optimizer: Any) -> float:
+    """Return bytes of state that an optimizer keeps for each float32 element, as a workload counts them.
+
+    It is made anew with its settings for that, and of one that cannot be made so 4 bytes are taken.
+    """
+    kind, group = type(optimizer), dict(*optimizer.param_groups[:1])
+    known = inspect.signature(kind).parameters
+    settings = {name: value for name, value in group.items() if name in known and name != "params"}
+    sample = torch.nn.Parameter(torch.empty(_SAMPLE, device="meta"))
+    try:
+        with torch.random.fork_rng(devices=()):  # one may draw numbers
+            return Update.of(optimizer_maker(kind, **settings), [sample]).state_bytes(sample) / sample.numel()
+    except WorkloadError:
+        return 4.0
 
 
 def process_memory() -> dict[str, int]:

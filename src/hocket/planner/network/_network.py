@@ -8,72 +8,21 @@ import dataclasses
 import functools
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from hocket.algorithms import Algorithm, ClosedForm, algorithms, planned
-from hocket.cluster import FORMAT_RATES, Cluster
+from hocket.algorithms import algorithms
+from hocket.cluster import Cluster
 from hocket.schedule import Collective
 
 from ._balance import Link
 from ._constants import Constants
-from ._contention import MOST_MEASURED, MOST_RANKS, Contention, LinkMeeting, StageMessages, marks
+from ._contention import MOST_MEASURED, MOST_RANKS, Contention, LinkMeeting, StageMessages
+from ._cost_lines import NOTHING, Cost, CostLine, fastest_astray, forms_of
+from ._wires import FIGURES, wires_of
 
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What a collective takes.
-
-    Attributes:
-        seconds: All of it.
-        algorithm: Which.
-        link: Where it spends most of its time: "inside hosts", "between hosts", "latency inside hosts" or "latency".
-        given: The algorithm's parameters.
-        latency_s: Of the seconds, those that do not grow with the bytes.
-    """
-
-    seconds: float
-    algorithm: str = ""
-    link: str = ""
-    given: tuple[tuple[str, Any], ...] = ()
-    latency_s: float = 0.0
-
-
-NOTHING = Cost(0.0)
 _RATES = ("inside_Bps", "inside_s", "host_Bps", "rank_Bps", "between_s")
-_FIGURES = ("flops", "memory_Bps", "memory_nbytes", *FORMAT_RATES)  # of a device
-
-
-class _CostLine(NamedTuple):
-    """What an algorithm takes of a group, on the wires of two hosts."""
-
-    place: int  # among those that serve the group
-    algorithm: Algorithm
-    given: tuple[tuple[str, Any], ...]
-    hosts: int
-    late_inside: float  # seconds
-    late_between: float
-    inside: float  # seconds for each byte
-    between: float
-    late_s: float
-    each: float  # seconds for each byte, everywhere
-    # latency and seconds for each byte on the links that are really used, by who talks beside (`Contention.rates`)
-    routed: Callable[[tuple[int, tuple[float, ...]] | None], tuple[float, float]]
-    # by how many times that is wrong because steps do not wait for each other (`Contention.astray`)
-    astray: Callable[[tuple[int, tuple[float, ...]] | None], tuple[float, float, float]]
-
-    def slowest(self, nbytes: float) -> str:
-        """Where most of the time goes, in the words of `Cost.link`."""
-        parts = {
-            "inside hosts": self.inside * nbytes,
-            "between hosts" if self.hosts > 1 else "inside hosts ": self.between * nbytes,
-            "latency inside hosts": self.late_inside,
-            "latency": self.late_between,
-        }
-        return max(parts, key=lambda part: parts[part]).strip()
 
 
 @dataclass(frozen=True)
@@ -144,63 +93,8 @@ class Network:
             ClusterError: if its hosts hold different numbers of ranks, or no path joins two ranks.
         """
         if id(cluster) not in _networks:
-            _networks[id(cluster)] = vars(cluster)["_network"] = cls._seen(cluster)
+            _networks[id(cluster)] = vars(cluster)["_network"] = cls(**wires_of(cluster))
         return _networks[id(cluster)]
-
-    @classmethod
-    def _seen(cls, cluster: Cluster, workers: int | None = None) -> "Network":
-        """Look at a cluster, of which the first ranks and their hosts count; all if None."""
-        local = cluster.ranks_per_host()
-        first = int(cluster.ranks[0])
-        devices, apart = _least_device(cluster, workers)
-        hosts = -(-(workers or cluster.world) // local)
-        ports_Bps = _ports(cluster)[: max(2, hosts)]
-        second = int(ports_Bps.argmin()) or 1
-        kinds = _kinds_of_hosts(cluster, hosts)
-        differs = {"devices": apart, "ports": hosts > 1 and ports_Bps.min() < ports_Bps.max(), "links": len(kinds) > 1}
-        unlike = " ".join(what for what, does in differs.items() if does)
-        inside_Bps, inside_s, between_s, rank_Bps, host_Bps = float("inf"), 0.0, 0.0, float("inf"), float("inf")
-        mesh = 0
-        ranks = cluster.ranks[: len(ports_Bps) * local].reshape(-1, local)
-        for ring in ranks[kinds] if local > 1 else ():
-            routes = cluster.routes(ring, np.roll(ring, -1))
-            ring_Bps = min(float(cluster.capacity_Bps[routes[i]].min()) for i in range(local))
-            inside_s = max(inside_s, *(float(cluster.latency_s[routes[i]].sum()) for i in range(local)))
-            peers = cluster.routes(np.repeat(ring[:1], local - 1), ring[1:])
-            if local > 2 and all(len(peers[i]) == 1 for i in range(local - 1)):
-                mesh = local - 1
-                ring_Bps = sum(float(cluster.capacity_Bps[peers[i]].min()) for i in range(local - 1))
-            inside_Bps = min(inside_Bps, ring_Bps)
-        if len(ranks) > 1:
-            host_Bps = float(ports_Bps.min())
-            for here, there in ((0, second), *((host, 0) for host in kinds if host)):
-                far = [cluster.routes(ranks[here, i : i + 1], ranks[there, i : i + 1])[0] for i in range(local)]
-                rates = [float(cluster.capacity_Bps[one].min()) for one in far]
-                rank_Bps, between_s = min(rank_Bps, *rates), max(between_s, float(cluster.latency_s[far[0]].sum()))
-                if local > 1:  # no more leaves a host than its ranks bring to its ports
-                    host_Bps = min(host_Bps, sum(rates))
-        streaming = [one.efficiency for one in cluster.reductions.values() if one.streaming]
-        outside = [n for n in cluster.reductions if cluster.hosts[n] < 0]
-        return cls(
-            cluster.name,
-            cluster.world,
-            local,
-            inside_Bps,
-            inside_s,
-            host_Bps,
-            rank_Bps,
-            between_s,
-            devices["flops"],
-            devices["memory_Bps"],
-            int(devices["memory_nbytes"]),
-            max(streaming, default=0.0) if outside else 0.0,
-            mesh=mesh,
-            reached=cluster.reached,
-            sharers=local if _computes_in_host_memory(cluster, first) else 0,
-            routed=cluster,
-            unlike=unlike,
-            **{name: devices[name] for name in FORMAT_RATES},
-        )
 
     def peak(self, number_format: str) -> tuple[float, str]:
         """Return FLOP/s of products in a format by the data sheet, and the format in which they then run.
@@ -234,11 +128,11 @@ class Network:
         if workers not in self._firsts:
             found = dataclasses.replace(self, world=workers, local=min(workers, self.local))
             if self.unlike and self.routed is not None:
-                own, seen = network_of(self.routed), type(self)._seen(self.routed, workers)
+                own, seen = network_of(self.routed), wires_of(self.routed, workers)
                 as_it_was = (
-                    name for name in (*_RATES, *_FIGURES, "unlike") if getattr(self, name) == getattr(own, name)
+                    name for name in (*_RATES, *FIGURES, "unlike") if getattr(self, name) == getattr(own, name)
                 )
-                found = dataclasses.replace(found, **{name: getattr(seen, name) for name in as_it_was})
+                found = dataclasses.replace(found, **{name: seen[name] for name in as_it_was})
             self._firsts[workers] = found
         return self._firsts[workers]
 
@@ -330,7 +224,7 @@ class Network:
         return self._costs(kind, nbytes, size, stride, constants, only, beside)
 
     @functools.cached_property
-    def _costs(self) -> "Callable[..., Cost]":
+    def _costs(self) -> Callable[..., Cost]:
         return functools.lru_cache(maxsize=16384)(self._cost)  # a search asks for most of them ten times
 
     def _cost(
@@ -370,7 +264,7 @@ class Network:
             if late + each * nbytes < least[0] + least[1] * nbytes:
                 best, least = line, (late, each)
         if uneven and step_by_step:
-            best, least = self._astray(sorted(step_by_step), lines, nbytes, constants.collective_s, beside)
+            best, least = fastest_astray(sorted(step_by_step), lines, nbytes, constants.collective_s, beside)
         seconds = least[0] + least[1] * nbytes
         best_cost = Cost(seconds, best.algorithm.name, best.slowest(nbytes), best.given, least[0])
         local, hosts = self.members(size, stride)[:2]
@@ -386,44 +280,17 @@ class Network:
             )
         return best_cost
 
-    @staticmethod
-    def _astray(
-        found: "Sequence[tuple[float, int, float, float]]",
-        lines: "Sequence[_CostLine]",
-        nbytes: float,
-        start_s: float,
-        beside: tuple[int, tuple[float, ...]] | None,
-    ) -> "tuple[_CostLine, tuple[float, float]]":
-        """Return the fastest algorithm where steps do not wait for each other, its latency and its seconds a byte.
-
-        `found` are seconds, place, latency and seconds a byte of algorithms step by step, the fastest first. What is
-        slower than the best so far even if nothing is left of its latency, and a quarter less of its bytes, is not
-        looked at: that costs a simulation.
-        """
-        best, least = lines[found[0][1]], (0.0, float("inf"))
-        for _, place, late, each in found:
-            if start_s + 0.75 * each * nbytes >= least[0] + least[1] * nbytes:
-                continue
-            later, slower, steep = lines[place].astray(beside)
-            late, moved = (late - start_s) * later, each * slower * nbytes
-            longer = max(late, moved)
-            both = longer * (1 + (min(late, moved) / longer) ** steep) ** (1 / steep) if longer else 0.0
-            late, each = start_s + late, (both - late) / nbytes
-            if late + each * nbytes < least[0] + least[1] * nbytes:
-                best, least = lines[place], (late, each)
-        return best, least
-
     @functools.cached_property
-    def _lines(self) -> "Callable[[str, int, int, Constants], tuple[_CostLine, ...]]":
+    def _lines(self) -> Callable[[str, int, int, Constants], tuple[CostLine, ...]]:
         return functools.lru_cache(maxsize=4096)(self._lines_of)
 
-    def _lines_of(self, kind: str, size: int, stride: int, constants: Constants) -> "tuple[_CostLine, ...]":
+    def _lines_of(self, kind: str, size: int, stride: int, constants: Constants) -> tuple[CostLine, ...]:
         """Return what serves a group, on the wires of two hosts."""
         inside, between, local, hosts = self.wires(size, stride, constants)
         share = constants.gather_share if kind in ("all_gather", "reduce_scatter") else 1.0
         inside, between = inside * share, between * share
         found = []
-        for place, (one, given, form) in enumerate(_forms(kind, size, local)):
+        for place, (one, given, form) in enumerate(forms_of(kind, size, local)):
             wire, wire_in = float(form.wire), float(form.wire_inside)
             if hosts == 1:
                 rate_in = rate_out = inside
@@ -438,7 +305,7 @@ class Network:
             asked = (one, given, Collective(kind, size), stride, self._shares(hosts, constants), form)
             routed = functools.lru_cache(maxsize=64)(functools.partial(self._routed, *asked))
             astray = functools.partial(self._factors, one, given, Collective(kind, size), stride, form)
-            found.append(_CostLine(place, one, given, hosts, *late, *each, sum(late), sum(each), routed, astray))
+            found.append(CostLine(place, one, given, hosts, *late, *each, sum(late), sum(each), routed, astray))
         return tuple(found)
 
     def _factors(self, *asked: Any) -> tuple[float, float, float]:
@@ -513,55 +380,9 @@ class Network:
         return self._contention.messages(stride, pairs, together, apart, shares)
 
 
-@functools.lru_cache(maxsize=4096)
-def _forms(kind: str, size: int, local: int) -> tuple[tuple[Algorithm, tuple[tuple[str, Any], ...], ClosedForm], ...]:
-    """Return what serves a group, with its parameters and its closed form."""
-    collective = Collective(kind, size)
-    return tuple(
-        (one, tuple(given.items()), one.form(collective, **given)) for one, given in planned(collective, local)
-    )
-
-
 _networks: "weakref.WeakValueDictionary[int, Network]" = weakref.WeakValueDictionary()  # by the identity of the cluster
 
 
 def network_of(cluster: Cluster | Network) -> Network:
     """Return the wires of a cluster."""
     return cluster if isinstance(cluster, Network) else Network.of(cluster)
-
-
-def _least_device(cluster: Cluster, workers: int | None) -> tuple[dict[str, float], bool]:
-    """Return of every figure of a device the least that one of the first ranks has, and whether these differ.
-
-    Where some do not say a figure, nobody knows it; a format without a rate of its own is at `flops`.
-    """
-    figures = {name: np.asarray(getattr(cluster, name))[cluster.ranks[:workers]] for name in _FIGURES}
-    apart = any(bool((one != one[0]).any()) for one in figures.values())
-    if apart:
-        for name in ("float16_flops", "float32_flops"):
-            if figures[name].any():
-                figures[name] = np.where(figures[name] > 0, figures[name], figures["flops"])
-    return {name: float(one.min()) for name, one in figures.items()}, apart
-
-
-def _ports(cluster: Cluster) -> np.ndarray:
-    """Return of every host, in the order of its ranks, what all its ports carry together to what is outside."""
-    tails, heads = cluster.hosts[cluster.link_tail], cluster.hosts[cluster.link_head]
-    leaving = (tails >= 0) & (tails != heads)
-    carried = np.bincount(tails[leaving], weights=cluster.capacity_Bps[leaving], minlength=int(cluster.hosts.max()) + 1)
-    return carried[cluster.hosts[cluster.ranks[:: cluster.ranks_per_host()]]]
-
-
-def _kinds_of_hosts(cluster: Cluster, hosts: int) -> list[int]:
-    """Return of the first hosts one of each kind of links inside, the first before all, in the order of their ranks."""
-    owner = cluster.hosts[cluster.link_tail]
-    inner = np.flatnonzero((owner >= 0) & (owner == cluster.hosts[cluster.link_head]))
-    links = np.zeros(int(cluster.hosts.max()) + 1, dtype=np.int64)
-    np.add.at(links, owner[inner], marks(cluster.capacity_Bps[inner], cluster.latency_s[inner]))
-    first = np.unique(links[cluster.hosts[cluster.ranks[:: cluster.ranks_per_host()][:hosts]]], return_index=True)[1]
-    return sorted(first.tolist())
-
-
-def _computes_in_host_memory(cluster: Cluster, node: int) -> bool:
-    near = {cluster.kinds[head] for head in cluster.link_head[cluster.link_tail == node].tolist()}
-    return cluster.kinds[node] == "host" or "memory" in near

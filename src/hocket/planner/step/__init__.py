@@ -6,9 +6,10 @@ from ._graph import step_graph
 from ._interval import DEVIATIONS, LEVEL, NOISE, spread
 from ._likeness import least_longer, place, resemblance, untried, weights
 from ._memory import Memory, memory_of
+from ._prediction import Prediction, StepParts
 from ._profile import LEAST_PART_NBYTES, Profile, in_precision
 from ._stages import balanced_cuts, in_flight
-from ._time import Prediction, StepParts, cuts_of, predict, predict_within, refuse_relaxed
+from ._time import cuts_of, predict, predict_within, refuse_relaxed
 
 __all__ = [
     "DEVIATIONS", "LEAST_PART_NBYTES", "LEVEL", "NOISE", "ExpectedTime", "Memory", "Prediction", "Profile", "StepParts",

@@ -10,7 +10,8 @@ from torch import nn
 from hocket.sharding import CannotShard, Shard
 
 from ._record import RECURRENT, RecordedValue, Recording, is_layer
-from ._regions import CHANNEL, TABLES, Region, RegionSearch, Role, inputs_of, outputs_of
+from ._region_search import RegionSearch
+from ._regions import CHANNEL, TABLES, Region, Role, inputs_of, outputs_of
 
 
 @dataclass(slots=True)

@@ -15,7 +15,8 @@ from torch import nn
 from hocket.sharding import CannotShard, NeedsShard, Shard
 
 from ._record import DROPOUTS, Call, RecordedValue, Recording
-from ._regions import Region, RegionSearch, Stuck
+from ._region_search import RegionSearch, Stuck
+from ._regions import Region
 
 SEQUENCE = -2
 """The dim that sequence parallelism cuts, from the end: positions, or samples where those come second."""

@@ -94,7 +94,7 @@ class PowerSgd(Compressor):
             begin += one.rows * one.columns
         for one, p, q in zip(cut.low, p_of, q_of, strict=True):
             one.of(flat).copy_(p @ q.t())
-        self._revive(job, q_of)
+        self._revive(q_of)
 
     def announced(self, job: BucketJob) -> list[tuple[str, int]]:
         """See Compressor: P with what is sent whole, then Q."""
@@ -125,7 +125,7 @@ class PowerSgd(Compressor):
             qs.copy_(torch.randn(cut.right, generator=torch.Generator().manual_seed(_SEED)))
         return qs
 
-    def _revive(self, job: BucketJob, factors: list[torch.Tensor]) -> None:
+    def _revive(self, factors: list[torch.Tensor]) -> None:
         """Draw columns anew that became zero, as those of a parameter without a gradient: they would stay so."""
         generator = torch.Generator().manual_seed(_SEED)
         for q in factors:
