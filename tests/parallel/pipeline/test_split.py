@@ -6,6 +6,7 @@ import gc
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -257,13 +258,14 @@ def test_a_branch_on_the_type_of_a_value_is_followed_as_it_is_taken() -> None:
     torch.testing.assert_close(chained(split(model, 2, inputs, points=("b",)), inputs)[0], model(*inputs))
 
 
-@pytest.mark.parametrize("kind", ["counter", "random", "tensor"])
+@pytest.mark.parametrize("kind", ["counter", "random", "generator", "numpy", "tensor"])
 def test_state_that_each_forward_changes_outside_of_buffers_is_refused(kind: str) -> None:
     class Stateful(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
             self.calls, self.kept = 0, None
+            self.generator, self.drawing = torch.Generator(), np.random.default_rng(0)
 
         def forward(self, x: Any) -> Tensor:
             y = self.a(x)
@@ -272,13 +274,19 @@ def test_state_that_each_forward_changes_outside_of_buffers_is_refused(kind: str
                 y = y * 2 if self.calls > 100 else y
             elif kind == "random":
                 y = y * 2 if random.random() < 0.5 else y
+            elif kind == "generator":
+                y = y * torch.rand(y.shape, generator=self.generator)
+            elif kind == "numpy":
+                y = y * float(self.drawing.random())
             else:
                 before, self.kept = self.kept, y.detach()
                 y = y if before is None else y + before
             return self.b(y)
 
     model = Stateful()
-    with pytest.raises(SplitError, match="changes (calls|Python's random)|computed before this forward|differs by"):
+    said = {"counter": "changes calls", "random": "changes Python's random", "generator": "changes generator"}
+    said["numpy"] = "changes drawing"
+    with pytest.raises(SplitError, match=said.get(kind, "computed before this forward|differs by")):
         split(model, 2, (torch.zeros(4, 6),), points=("b",))
     assert (model.calls, model.kept) == (0, None)
 
