@@ -258,6 +258,28 @@ def test_a_branch_on_the_type_of_a_value_is_followed_as_it_is_taken() -> None:
     torch.testing.assert_close(chained(split(model, 2, inputs, points=("b",)), inputs)[0], model(*inputs))
 
 
+def test_a_loss_may_change_outputs_in_place_that_an_earlier_stage_made() -> None:
+    class Stacked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            first = self.a(x)
+            return [first, self.b(torch.tanh(first))]
+
+    model, inputs = Stacked(), (torch.randn(4, 6),)
+
+    def loss(outputs: list[Tensor]) -> Tensor:
+        return sum((one.sigmoid_().log() for one in outputs), torch.zeros(())).sum()
+
+    output, backward = chained(split(model, 2, inputs, points=("b",)), inputs)
+    backward(list(torch.autograd.grad(loss(output), output)))
+    found = [p.grad for p in model.parameters()]
+    expected = torch.autograd.grad(loss(model(*inputs)), list(model.parameters()))
+    torch.testing.assert_close(found, list(expected))
+
+
 @pytest.mark.parametrize("kind", ["counter", "random", "generator", "numpy", "tensor"])
 def test_state_that_each_forward_changes_outside_of_buffers_is_refused(kind: str) -> None:
     class Stateful(nn.Module):
