@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
+from math import log
 from typing import Any
 
 import numpy as np
@@ -168,6 +170,50 @@ def test_a_branch_that_another_batch_takes_differently_is_an_error_and_not_a_wro
     chained(stages, (torch.randn(9, 6),))
     with pytest.raises(OtherBranchError, match="would take another way"):
         chained(stages, (torch.randn(11, 6),))
+
+
+TABLE = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]
+
+
+@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        (lambda model, n: math.log(n), "computed"),
+        (lambda model, n: log(n), "computed"),
+        (lambda model, n: math.sqrt(n / 2), "computed"),
+        (lambda model, n: n >> 1, "computed"),
+        (lambda model, n: 2 ** (n - 1).bit_length() + ~n | 8, "computed"),
+        (lambda model, n: 2.0 if (n / 4).is_integer() else 3.0, "settled"),
+        (lambda model, n: float(np.arange(n).sum()), "settled"),
+        (lambda model, n: model.table[n], "settled"),
+        (lambda model, n: TABLE[n], "settled"),
+        (lambda model, n: sum(model.table[: n // 2]), "settled"),
+        (lambda model, n: sum(layer.bias for layer in model.heads[:n]), "settled"),
+        (lambda model, n: model.heads[n].bias, "settled"),
+    ],
+)
+def test_what_python_makes_of_a_size_is_of_each_batch_or_an_error(how: Any, what: str, fits: bool) -> None:
+    class Sized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.table = tuple(TABLE)
+            self.heads = nn.ModuleList([nn.Linear(1, 1) for _ in range(8)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.relu(self.a(x)) * how(self, x.shape[1]))
+
+    model = Sized()
+    stages = split(model, 2, (torch.randn(4, 4, 6),))
+    assert type(model.table) is tuple
+    assert type(TABLE) is list
+    x = torch.randn(4, 4 if fits else 7, 6)
+    if fits or what == "computed":
+        torch.testing.assert_close(chained(stages, (x,))[0], model(x))
+    else:
+        with pytest.raises(OtherBranchError, match="would take another way"):
+            chained(stages, (x,))
 
 
 class Doubled(torch.autograd.Function):

@@ -78,6 +78,10 @@ def _settling(how: Callable[..., Any]) -> Any:
     return method
 
 
+def _bit_length(number: int) -> int:
+    return number.bit_length()
+
+
 def _hash(self: TracedNumber) -> int:
     if not self.recorder.hashable:  # as torch's symbols: what is kept by sizes would be kept for one batch
         raise TypeError(f"unhashable type: {type(self).__name__!r}")
@@ -85,12 +89,14 @@ def _hash(self: TracedNumber) -> int:
 
 
 _METHODS: Final[dict[str, Any]] = {
-    **{f"__{name}__": _computing(getattr(operator, name)) for name in ("neg", "abs")},
+    **{f"__{name}__": _computing(getattr(operator, name)) for name in ("neg", "pos", "abs", "invert")},
     **{
-        f"__{side}{name}__": _computing(getattr(operator, name), reverse=bool(side))
-        for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+        f"__{side}{name}__": _computing(getattr(operator, f"__{name}__"), reverse=bool(side))
+        for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and", "or", "xor")
         for side in ("", "r")
     },
+    "bit_length": _computing(_bit_length),
+    **{how.__name__: _settling(how) for how in (int.bit_count, float.is_integer, float.as_integer_ratio)},
     "__divmod__": lambda self, other: (self // other, self % other),
     "__rdivmod__": lambda self, other: (other // self, other % self),
     "__ceil__": _computing(math.ceil),

@@ -25,6 +25,7 @@ from ..batches import Numbers, TracedNumber, plain, traced
 from ..batches import trees as _trees
 from ..partition.tensor import is_leaf
 from . import _values
+from ._asked import indexed_by_settled, number_functions, settled_index
 from ._numbers import SameAnswer
 
 Tensor = torch.Tensor
@@ -51,6 +52,7 @@ _CONTAINERS: Final = (
     torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Transformer, torch.nn.TransformerEncoder,
     torch.nn.TransformerDecoder,
 )  # fmt: skip
+_LISTS: Final = torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ParameterList
 
 
 class DataDependentError(RuntimeError):
@@ -107,7 +109,7 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
                 node.meta["index"] = index
                 value = self._known(node, value, ())
             entries[index] = value
-        with torch_adapter.uncompiled(), self._watching(), self:
+        with torch_adapter.uncompiled(), indexed_by_settled(self._model), self._watching(), self:
             self.recording = True
             try:
                 output = _trees.called(self._model, entries if named else tuple(entries.values()))
@@ -384,6 +386,8 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
                 (torch, "_check_tensor_all_with", demanded),
                 (builtins, "len", self._length(len)),
                 (builtins, "range", self._range(range)),
+                *((kind, "__getitem__", _taking(vars(kind)["__getitem__"])) for kind in _LISTS),
+                *number_functions(self._model),
             ):
                 stack.enter_context(_replaced(owner, name, new))
             yield
@@ -461,6 +465,10 @@ def _run(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, lis
     before = [(tensor, tensor._version) for tensor in _trees.tensors_in((args, kwargs))]
     value = function(*plain(tuple(args)), **plain(kwargs))
     return value, [tensor for tensor, version in before if tensor._version != version]
+
+
+def _taking(take: Callable[[Any, Any], Any]) -> Any:
+    return lambda modules, key: take(modules, settled_index(key))
 
 
 def plain_numbers(value: Any) -> tuple[float, ...]:
