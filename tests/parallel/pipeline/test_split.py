@@ -216,6 +216,32 @@ def test_what_python_makes_of_a_size_is_of_each_batch_or_an_error(how: Any, what
             chained(stages, (x,))
 
 
+def windows_of(x: Tensor) -> Tensor:
+    return x.view(x.shape[0], 2, 2, 6).transpose(1, 2).reshape(-1, 2, 6)
+
+
+def whole_of(windows: Tensor, count: int) -> Tensor:
+    b = int(windows.shape[0] / (count / 2))
+    return windows.view(b, 2, 2, 6).transpose(1, 2).reshape(b, count, -1)
+
+
+def test_a_whole_number_that_only_shapes_are_given_is_of_each_batch() -> None:
+    class Windowed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(whole_of(torch.relu(self.a(windows_of(x))), x.shape[1]))
+
+    model = Windowed()
+    stages = split(model, 2, (torch.randn(4, 4, 6),))
+    for n in (1, 3, 8):
+        x = torch.randn(n, 4, 6)
+        torch.testing.assert_close(chained(stages, (x,))[0], model(x))
+    assert "int" not in globals()
+
+
 class Doubled(torch.autograd.Function):
     """Passes on twice the gradient that flows back."""
 

@@ -19,6 +19,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..batches import TracedNumber
+from ._whole_sizes import size_ints
 
 _OURS: Final = ("torch.", "hocket.", "builtins")
 _MADE_BY_SIZE: Final = ("arange", "empty", "eye", "full", "identity", "linspace", "ones", "tri", "zeros")
@@ -85,6 +86,7 @@ def number_functions(model: torch.nn.Module) -> Iterator[tuple[Any, str, Any]]:
             yield math, name, stand_in
             for home in homes:  # `from math import log`
                 yield from ((home, own, stand_in) for own, one in list(vars(home).items()) if one is function)
+    yield from size_ints(homes)
     for name in _MADE_BY_SIZE:
         yield np, name, _settling(vars(np)[name])
 

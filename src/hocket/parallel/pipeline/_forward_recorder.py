@@ -569,9 +569,12 @@ def _line() -> str:
 
 @contextlib.contextmanager
 def _replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
-    old = vars(owner)[name]
+    had, old = name in vars(owner), vars(owner).get(name)
     setattr(owner, name, new)
     try:
         yield
     finally:
-        setattr(owner, name, old)
+        if had:
+            setattr(owner, name, old)
+        else:
+            delattr(owner, name)
