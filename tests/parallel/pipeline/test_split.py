@@ -191,6 +191,9 @@ TABLE = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]
         (lambda model, n: sum(model.table[: n // 2]), "settled"),
         (lambda model, n: sum(layer.bias for layer in model.heads[:n]), "settled"),
         (lambda model, n: model.heads[n].bias, "settled"),
+        (lambda model, n: model.named[str(n)].bias, "settled"),
+        (lambda model, n: model.named[f"of_{n:02}"].bias, "settled"),
+        (lambda model, n: model.named["of_02"].bias * len(f"a batch of {n}"), "computed"),
     ],
 )
 def test_what_python_makes_of_a_size_is_of_each_batch_or_an_error(how: Any, what: str, fits: bool) -> None:
@@ -200,6 +203,7 @@ def test_what_python_makes_of_a_size_is_of_each_batch_or_an_error(how: Any, what
             self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
             self.table = tuple(TABLE)
             self.heads = nn.ModuleList([nn.Linear(1, 1) for _ in range(8)])
+            self.named = nn.ModuleDict({key: nn.Linear(1, 1) for i in range(8) for key in (str(i), f"of_{i:02}")})
 
         def forward(self, x: Tensor) -> Tensor:
             return self.b(torch.relu(self.a(x)) * how(self, x.shape[1]))

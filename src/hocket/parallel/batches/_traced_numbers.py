@@ -29,6 +29,10 @@ class Numbers:
         """Return the answer, after a check was put among the steps."""
         raise NotImplementedError
 
+    def spelled(self, number: TracedNumber, text: str) -> str:
+        """Return the text of a number, which may become the name of something."""
+        return text
+
 
 class TracedNumber:
     """A number of a batch, and what gives it for any batch: a step, or a function of a size."""
@@ -106,8 +110,8 @@ _METHODS: Final[dict[str, Any]] = {
     **{f"__{name}__": _settling(getattr(operator, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     **{f"__{kind.__name__}__": _settling(kind) for kind in (bool, int, float)},
     "__hash__": _hash,
-    "__repr__": lambda self: repr(self.plain()),
-    "__format__": lambda self, how: format(self.plain(), how),
+    "__repr__": lambda self: self.recorder.spelled(self, repr(self.plain())),
+    "__format__": lambda self, how: self.recorder.spelled(self, format(self.plain(), how)),
     "__reduce_ex__": lambda self, _: (type(self.plain()), (self.plain(),)),
 }
 

@@ -53,6 +53,7 @@ _CONTAINERS: Final = (
     torch.nn.TransformerDecoder,
 )  # fmt: skip
 _LISTS: Final = torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ParameterList
+_DICTS: Final = torch.nn.ModuleDict, torch.nn.ParameterDict
 
 
 class DataDependentError(RuntimeError):
@@ -87,6 +88,7 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
         self._path: list[str] = []
         self._in_memory: dict[int, set[str]] = {}  # names of the steps whose values share memory
         self._casts: list[tuple[Any, ...]] = []
+        self._spelled: dict[str, TracedNumber] = {}  # numbers by their texts
         self._thread = threading.get_ident()
 
     def tensors(self) -> dict[int, Tensor]:
@@ -294,6 +296,11 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
             node.meta.update(idle=True, constant=True)
             return traced(value, node, self)
 
+    def spelled(self, number: TracedNumber, text: str) -> str:
+        if self._active():
+            self._spelled[text] = number
+        return text
+
     def settled(self, how: Callable[..., Any], values: tuple[Any, ...], answer: Any) -> Any:
         if self._active():
             with self._computing():
@@ -386,11 +393,20 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
                 (torch, "_check_tensor_all_with", demanded),
                 (builtins, "len", self._length(len)),
                 (builtins, "range", self._range(range)),
-                *((kind, "__getitem__", _taking(vars(kind)["__getitem__"])) for kind in _LISTS),
+                *((kind, "__getitem__", self._taking(vars(kind)["__getitem__"])) for kind in (*_LISTS, *_DICTS)),
                 *number_functions(self._model),
             ):
                 stack.enter_context(_replaced(owner, name, new))
             yield
+
+    def _taking(self, original: Callable[[Any, Any], Any]) -> Any:
+        def taken(modules: Any, key: Any) -> Any:
+            for text, number in self._spelled.items() if isinstance(key, str) and self._active() else ():
+                if text in key:
+                    settled_index(number)
+            return original(modules, settled_index(key))
+
+        return taken
 
     def _length(self, original: Any) -> Any:
         def length(value: Any) -> Any:
@@ -465,10 +481,6 @@ def _run(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, lis
     before = [(tensor, tensor._version) for tensor in _trees.tensors_in((args, kwargs))]
     value = function(*plain(tuple(args)), **plain(kwargs))
     return value, [tensor for tensor, version in before if tensor._version != version]
-
-
-def _taking(take: Callable[[Any, Any], Any]) -> Any:
-    return lambda modules, key: take(modules, settled_index(key))
 
 
 def plain_numbers(value: Any) -> tuple[float, ...]:
