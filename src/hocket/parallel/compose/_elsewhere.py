@@ -46,7 +46,9 @@ def leave_elsewhere(tensor: torch.Tensor, home: tuple[str, int] | None) -> None:
     tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     if type(tensor) is nn.Parameter and home is not None:
         tensor.__class__ = ParameterElsewhere
-        tensor.home = "{!r} is a parameter of another stage, which rank {} holds".format(*home)  # type: ignore[attr-defined]
+        name, rank = home
+        said = f"{name!r} is a parameter of another stage, which rank {rank} holds"
+        tensor.home = said  # type: ignore[attr-defined]
 
 
 def _has_elements(value: Any) -> bool:

@@ -72,8 +72,10 @@ def _lines_of_sizes(file: str) -> frozenset[int]:
 
 def _sizes_in(function: ast.FunctionDef) -> Iterator[int]:
     nodes = list(ast.walk(function))
-    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
-    shapes = {id(arg) for call in calls if call.func.attr in _SHAPING for arg in call.args}  # type: ignore[attr-defined]
+    shapes: set[int] = set()
+    for node in nodes:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SHAPING:
+            shapes.update(map(id, node.args))
     for node in nodes:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _is_name(node.value.func, "int"):
             names = {one.id for one in node.targets if isinstance(one, ast.Name)}
