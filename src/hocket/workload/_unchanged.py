@@ -89,7 +89,8 @@ def seed(number: int) -> None:
 def plain_values(model: nn.Module) -> dict[str, str]:
     """Return what plain values (numbers, texts, lists of such) decide in a model besides its tensors, by name.
 
-    Those are attributes of its modules and their classes, and the states of Python's and numpy's random numbers.
+    Those are attributes of its modules and their classes, generators of random numbers among them, and the states of
+    Python's and numpy's random numbers.
     """
     found = {"Python's random numbers": repr(random.getstate())}
     found["numpy's random numbers"] = repr(_with_bytes(np.random.get_state(legacy=False)))
@@ -113,11 +114,22 @@ def _as_text(value: Any, depth: int = 3) -> str | None:
     """Return a text that is equal for equal plain values; None for what is none."""
     if isinstance(value, _PLAIN):
         return repr(value)
+    if isinstance(value, torch.Generator):
+        return repr(value.get_state().numpy().tobytes())
+    if isinstance(value, random.Random):
+        return repr(value.getstate())
+    if isinstance(value, np.random.Generator | np.random.RandomState):
+        return repr(_with_bytes(_bit_generator(value).state))
     if isinstance(value, dict):
         value = [*value, *value.values()]
     if isinstance(value, list | tuple | set | collections.deque) and depth and len(value) <= _MOST_ITEMS:
         return f"{len(value)}: " + ", ".join(_as_text(item, depth - 1) or "" for item in value)
     return None
+
+
+def _bit_generator(value: Any) -> Any:
+    """Return what holds the state of one of numpy's generators."""
+    return value.bit_generator if isinstance(value, np.random.Generator) else value._bit_generator
 
 
 def _is_users(kind: type) -> bool:
@@ -199,7 +211,7 @@ class _KeptState:
         elif isinstance(value, torch.Generator):
             self._undo.append(partial(value.set_state, value.get_state()))
         elif isinstance(value, np.random.Generator | np.random.RandomState):
-            drawn: Any = value.bit_generator if isinstance(value, np.random.Generator) else value._bit_generator
+            drawn = _bit_generator(value)
             self._undo.append(partial(setattr, drawn, "state", drawn.state))
         elif hasattr(value, "__dict__") and not isinstance(value, _SHARED) and _is_users(type(value)):
             self.keep_attributes(value)

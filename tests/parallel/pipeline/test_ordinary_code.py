@@ -247,7 +247,7 @@ def test_code_that_goes_through_the_samples_is_refused_by_its_line() -> None:
 
 
 class Windows(nn.Module):
-    """Counts its samples by a number that is rounded, as Swin's windows are put together."""
+    """Counts its samples by a number that is rounded, and goes on by it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,7 +255,8 @@ class Windows(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         samples = int(x.shape[0] / (WIDTH / 8))
-        return self.last(self.first(x).view(samples, -1))  # type: ignore[no-any-return]
+        y = self.first(x)
+        return self.last(y.view(samples, -1) * (1.0, 2.0)[samples % 2])  # type: ignore[no-any-return]
 
 
 def test_a_branch_on_a_number_is_refused_by_the_line_of_the_model() -> None:

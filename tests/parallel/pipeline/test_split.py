@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
+from math import log
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -169,6 +172,80 @@ def test_a_branch_that_another_batch_takes_differently_is_an_error_and_not_a_wro
         chained(stages, (torch.randn(11, 6),))
 
 
+TABLE = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]
+
+
+@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        (lambda model, n: math.log(n), "computed"),
+        (lambda model, n: log(n), "computed"),
+        (lambda model, n: math.sqrt(n / 2), "computed"),
+        (lambda model, n: n >> 1, "computed"),
+        (lambda model, n: 2 ** (n - 1).bit_length() + ~n | 8, "computed"),
+        (lambda model, n: 2.0 if (n / 4).is_integer() else 3.0, "settled"),
+        (lambda model, n: float(np.arange(n).sum()), "settled"),
+        (lambda model, n: model.table[n], "settled"),
+        (lambda model, n: TABLE[n], "settled"),
+        (lambda model, n: sum(model.table[: n // 2]), "settled"),
+        (lambda model, n: sum(layer.bias for layer in model.heads[:n]), "settled"),
+        (lambda model, n: model.heads[n].bias, "settled"),
+        (lambda model, n: model.named[str(n)].bias, "settled"),
+        (lambda model, n: model.named[f"of_{n:02}"].bias, "settled"),
+        (lambda model, n: model.named["of_02"].bias * len(f"a batch of {n}"), "computed"),
+    ],
+)
+def test_what_python_makes_of_a_size_is_of_each_batch_or_an_error(how: Any, what: str, fits: bool) -> None:
+    class Sized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.table = tuple(TABLE)
+            self.heads = nn.ModuleList([nn.Linear(1, 1) for _ in range(8)])
+            self.named = nn.ModuleDict({key: nn.Linear(1, 1) for i in range(8) for key in (str(i), f"of_{i:02}")})
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.relu(self.a(x)) * how(self, x.shape[1]))
+
+    model = Sized()
+    stages = split(model, 2, (torch.randn(4, 4, 6),))
+    assert type(model.table) is tuple
+    assert type(TABLE) is list
+    x = torch.randn(4, 4 if fits else 7, 6)
+    if fits or what == "computed":
+        torch.testing.assert_close(chained(stages, (x,))[0], model(x))
+    else:
+        with pytest.raises(OtherBranchError, match="would take another way"):
+            chained(stages, (x,))
+
+
+def windows_of(x: Tensor) -> Tensor:
+    return x.view(x.shape[0], 2, 2, 6).transpose(1, 2).reshape(-1, 2, 6)
+
+
+def whole_of(windows: Tensor, count: int) -> Tensor:
+    b = int(windows.shape[0] / (count / 2))
+    return windows.view(b, 2, 2, 6).transpose(1, 2).reshape(b, count, -1)
+
+
+def test_a_whole_number_that_only_shapes_are_given_is_of_each_batch() -> None:
+    class Windowed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(whole_of(torch.relu(self.a(windows_of(x))), x.shape[1]))
+
+    model = Windowed()
+    stages = split(model, 2, (torch.randn(4, 4, 6),))
+    for n in (1, 3, 8):
+        x = torch.randn(n, 4, 6)
+        torch.testing.assert_close(chained(stages, (x,))[0], model(x))
+    assert "int" not in globals()
+
+
 class Doubled(torch.autograd.Function):
     """Passes on twice the gradient that flows back."""
 
@@ -257,13 +334,36 @@ def test_a_branch_on_the_type_of_a_value_is_followed_as_it_is_taken() -> None:
     torch.testing.assert_close(chained(split(model, 2, inputs, points=("b",)), inputs)[0], model(*inputs))
 
 
-@pytest.mark.parametrize("kind", ["counter", "random", "tensor"])
+def test_a_loss_may_change_outputs_in_place_that_an_earlier_stage_made() -> None:
+    class Stacked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            first = self.a(x)
+            return [first, self.b(torch.tanh(first))]
+
+    model, inputs = Stacked(), (torch.randn(4, 6),)
+
+    def loss(outputs: list[Tensor]) -> Tensor:
+        return sum((one.sigmoid_().log() for one in outputs), torch.zeros(())).sum()
+
+    output, backward = chained(split(model, 2, inputs, points=("b",)), inputs)
+    backward(list(torch.autograd.grad(loss(output), output)))
+    found = [p.grad for p in model.parameters()]
+    expected = torch.autograd.grad(loss(model(*inputs)), list(model.parameters()))
+    torch.testing.assert_close(found, list(expected))
+
+
+@pytest.mark.parametrize("kind", ["counter", "random", "generator", "numpy", "tensor"])
 def test_state_that_each_forward_changes_outside_of_buffers_is_refused(kind: str) -> None:
     class Stateful(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
             self.calls, self.kept = 0, None
+            self.generator, self.drawing = torch.Generator(), np.random.default_rng(0)
 
         def forward(self, x: Any) -> Tensor:
             y = self.a(x)
@@ -272,13 +372,19 @@ def test_state_that_each_forward_changes_outside_of_buffers_is_refused(kind: str
                 y = y * 2 if self.calls > 100 else y
             elif kind == "random":
                 y = y * 2 if random.random() < 0.5 else y
+            elif kind == "generator":
+                y = y * torch.rand(y.shape, generator=self.generator)
+            elif kind == "numpy":
+                y = y * float(self.drawing.random())
             else:
                 before, self.kept = self.kept, y.detach()
                 y = y if before is None else y + before
             return self.b(y)
 
     model = Stateful()
-    with pytest.raises(SplitError, match="changes (calls|Python's random)|computed before this forward|differs by"):
+    said = {"counter": "changes calls", "random": "changes Python's random", "generator": "changes generator"}
+    said["numpy"] = "changes drawing"
+    with pytest.raises(SplitError, match=said.get(kind, "computed before this forward|differs by")):
         split(model, 2, (torch.zeros(4, 6),), points=("b",))
     assert (model.calls, model.kept) == (0, None)
 

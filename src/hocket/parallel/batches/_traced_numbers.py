@@ -29,6 +29,10 @@ class Numbers:
         """Return the answer, after a check was put among the steps."""
         raise NotImplementedError
 
+    def spelled(self, number: TracedNumber, text: str) -> str:
+        """Return the text of a number, which may become the name of something."""
+        return text
+
 
 class TracedNumber:
     """A number of a batch, and what gives it for any batch: a step, or a function of a size."""
@@ -78,6 +82,10 @@ def _settling(how: Callable[..., Any]) -> Any:
     return method
 
 
+def _bit_length(number: int) -> int:
+    return number.bit_length()
+
+
 def _hash(self: TracedNumber) -> int:
     if not self.recorder.hashable:  # as torch's symbols: what is kept by sizes would be kept for one batch
         raise TypeError(f"unhashable type: {type(self).__name__!r}")
@@ -85,12 +93,14 @@ def _hash(self: TracedNumber) -> int:
 
 
 _METHODS: Final[dict[str, Any]] = {
-    **{f"__{name}__": _computing(getattr(operator, name)) for name in ("neg", "abs")},
+    **{f"__{name}__": _computing(getattr(operator, name)) for name in ("neg", "pos", "abs", "invert")},
     **{
-        f"__{side}{name}__": _computing(getattr(operator, name), reverse=bool(side))
-        for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+        f"__{side}{name}__": _computing(getattr(operator, f"__{name}__"), reverse=bool(side))
+        for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and", "or", "xor")
         for side in ("", "r")
     },
+    "bit_length": _computing(_bit_length),
+    **{how.__name__: _settling(how) for how in (int.bit_count, float.is_integer, float.as_integer_ratio)},
     "__divmod__": lambda self, other: (self // other, self % other),
     "__rdivmod__": lambda self, other: (other // self, other % self),
     "__ceil__": _computing(math.ceil),
@@ -100,8 +110,8 @@ _METHODS: Final[dict[str, Any]] = {
     **{f"__{name}__": _settling(getattr(operator, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     **{f"__{kind.__name__}__": _settling(kind) for kind in (bool, int, float)},
     "__hash__": _hash,
-    "__repr__": lambda self: repr(self.plain()),
-    "__format__": lambda self, how: format(self.plain(), how),
+    "__repr__": lambda self: self.recorder.spelled(self, repr(self.plain())),
+    "__format__": lambda self, how: self.recorder.spelled(self, format(self.plain(), how)),
     "__reduce_ex__": lambda self, _: (type(self.plain()), (self.plain(),)),
 }
 

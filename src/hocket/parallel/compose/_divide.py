@@ -30,6 +30,7 @@ from ..pipeline import (
     unbalanced,
 )
 from ..state import DimSegment, Owned, ParameterPlacement, ShardBox, is_deferred, parameters_of
+from ._elsewhere import leave_elsewhere
 from ._leftovers import unnoted
 
 _FEWEST = 2  # that batch norm takes
@@ -214,13 +215,19 @@ def divide_layers(draft: Draft) -> None:
             warn(f"the pipeline is not balanced: {lopsided}")
     mine = [stage for stage, home in zip(stages, plan_homes(plan), strict=True) if home == mesh["pipeline"].rank]
     kept = {id(t) for stage in mine for t in (*parameters_of(stage.module), *stage.module.buffers())}
+    ranks = mesh["pipeline"].from_all(mesh.whole.rank)
+    homes = {
+        id(t): (stage.names[name], ranks[home])
+        for stage, home in zip(stages, plan_homes(plan), strict=True)
+        for name, t in stage.module.named_parameters()
+    }
     for tensor in (*parameters_of(model), *model.buffers()):
         if id(tensor) not in kept:
             draft.optimizer.state.pop(tensor, None)
             tensor.grad = None
             if tensor.layout is not torch.strided:  # of a sparse buffer torch makes none that is empty
                 continue
-            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            leave_elsewhere(tensor, homes.get(id(tensor)))
     draft.stages = mine
     draft.modules = [(stage.module, dict(stage.names)) for stage in mine]
     draft.notes += [str(stage) for stage in stages]

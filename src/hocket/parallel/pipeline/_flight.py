@@ -39,7 +39,8 @@ class Flight:
         used = [self._taken[name] for name in stage.uses]
         output = _trees.mapped(run(*(inputs[i] for i in stage.inputs), *used), gathered)  # what crosses is whole
         if stage.last:
-            return output
+            given = {id(tensor) for tensor in self._leaves()}  # which a loss could not change in place
+            return _trees.mapped(output, lambda tensor: _own(tensor) if id(tensor) in given else tensor)
         if (
             split_backward
         ):  # torch's detaches what it starts from in place, which leaves, views and saved tensors resent

@@ -25,6 +25,7 @@ from ..batches import Numbers, TracedNumber, plain, traced
 from ..batches import trees as _trees
 from ..partition.tensor import is_leaf
 from . import _values
+from ._asked import indexed_by_settled, number_functions, settled_index
 from ._numbers import SameAnswer
 
 Tensor = torch.Tensor
@@ -51,6 +52,8 @@ _CONTAINERS: Final = (
     torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Transformer, torch.nn.TransformerEncoder,
     torch.nn.TransformerDecoder,
 )  # fmt: skip
+_LISTS: Final = torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ParameterList
+_DICTS: Final = torch.nn.ModuleDict, torch.nn.ParameterDict
 
 
 class DataDependentError(RuntimeError):
@@ -85,6 +88,7 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
         self._path: list[str] = []
         self._in_memory: dict[int, set[str]] = {}  # names of the steps whose values share memory
         self._casts: list[tuple[Any, ...]] = []
+        self._spelled: dict[str, TracedNumber] = {}  # numbers by their texts
         self._thread = threading.get_ident()
 
     def tensors(self) -> dict[int, Tensor]:
@@ -107,7 +111,7 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
                 node.meta["index"] = index
                 value = self._known(node, value, ())
             entries[index] = value
-        with torch_adapter.uncompiled(), self._watching(), self:
+        with torch_adapter.uncompiled(), indexed_by_settled(self._model), self._watching(), self:
             self.recording = True
             try:
                 output = _trees.called(self._model, entries if named else tuple(entries.values()))
@@ -292,6 +296,11 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
             node.meta.update(idle=True, constant=True)
             return traced(value, node, self)
 
+    def spelled(self, number: TracedNumber, text: str) -> str:
+        if self._active():
+            self._spelled[text] = number
+        return text
+
     def settled(self, how: Callable[..., Any], values: tuple[Any, ...], answer: Any) -> Any:
         if self._active():
             with self._computing():
@@ -384,9 +393,20 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
                 (torch, "_check_tensor_all_with", demanded),
                 (builtins, "len", self._length(len)),
                 (builtins, "range", self._range(range)),
+                *((kind, "__getitem__", self._taking(vars(kind)["__getitem__"])) for kind in (*_LISTS, *_DICTS)),
+                *number_functions(self._model),
             ):
                 stack.enter_context(_replaced(owner, name, new))
             yield
+
+    def _taking(self, original: Callable[[Any, Any], Any]) -> Any:
+        def taken(modules: Any, key: Any) -> Any:
+            for text, number in self._spelled.items() if isinstance(key, str) and self._active() else ():
+                if text in key:
+                    settled_index(number)
+            return original(modules, settled_index(key))
+
+        return taken
 
     def _length(self, original: Any) -> Any:
         def length(value: Any) -> Any:
@@ -561,9 +581,12 @@ def _line() -> str:
 
 @contextlib.contextmanager
 def _replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
-    old = vars(owner)[name]
+    had, old = name in vars(owner), vars(owner).get(name)
     setattr(owner, name, new)
     try:
         yield
     finally:
-        setattr(owner, name, old)
+        if had:
+            setattr(owner, name, old)
+        else:
+            delattr(owner, name)

@@ -138,7 +138,8 @@ def _refuse_state(model: torch.nn.Module, sample: Any, before: dict[str, Any]) -
     if changing := [name for name in again if again[name] != after.get(name)]:
         raise SplitError(
             f"cannot split {type(model).__name__} into stages: each forward changes {', '.join(changing[:3])}, which "
-            "may decide what the next one does. Keep such state in buffers, and draw random numbers with torch"
+            "may decide what the next one does. Keep such state in buffers, and draw random numbers with torch, "
+            "from its default generator"
         )
 
 
