@@ -141,7 +141,7 @@ class LoopObserver:
         if self._waits:
             _exchanged.follow_batch([t for one in note.tensors if (t := one()) is not None], note.share.samples)
             _exchanged.begin()
-        self.numbers.batch_began()
+        self.numbers.batch_began(note.share.samples)
 
     def batches_ended(self) -> None:
         """Look no more at what is computed: these are no batches of a loader."""
@@ -154,10 +154,12 @@ class LoopObserver:
     def evaluation_begins(self) -> None:
         """Look away from a forward pass without gradients."""
         self._left_out.evaluated()
+        self._pass_begins()
         _exchanged.end()
 
     def evaluated(self, inputs: Any, output: Any) -> None:
         """Look on at what is computed of its output, by which the loop may choose samples."""
+        self._pass_ended()
         if self._looks and self._open:
             self._follow(tensors_in(inputs), tensors_in(output), _batch.current(inputs))
 
@@ -168,6 +170,7 @@ class LoopObserver:
             RuntimeError: the model is none whose gradients ranks can average.
         """
         self._left_out.used()
+        self._pass_begins()
         self._part = 0.0 if note is None or not self._losses.looks_at_parts else note.part(inputs)
         share = None if note is None else note.share
         if note is not None and share is not None and self._outputs is not None and not self.looked:
@@ -192,12 +195,21 @@ class LoopObserver:
 
     def forward_made(self, made: list[torch.Tensor], note: _batch.Note | None) -> None:
         """Note the outputs of a forward pass."""
+        self._pass_ended()
         self._padding.note(made)
         if self._batches <= _BATCHES:
             self._carried.made(made, note)
         if self._outputs is not None:
             self._outputs.append(made)
             self._kept = kept_in(self.module)
+
+    def _pass_begins(self) -> None:
+        for one in self._all_observers():
+            one.numbers.pass_begins()
+
+    def _pass_ended(self) -> None:
+        for one in self._all_observers():
+            one.numbers.pass_ended()
 
     def forward_ended(self, inputs: Any, output: Any, note: _batch.Note | None) -> None:
         """Look on at what is computed of a batch, and now of outputs of the model."""

@@ -1,10 +1,12 @@
 """Random numbers that forward passes draw for samples: other ones on every rank, also where all are seeded alike."""
 
 import hashlib
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,11 +24,13 @@ _BOTH = (
     "and each rank draws its own for its samples"
 )
 _IN_LOOP = (
-    "the loop draws random numbers between a batch and the model, and all ranks are seeded alike and draw the same: "
-    "right for what holds for all of the batch; but if it is noise for samples (of a diffusion model, say), samples of "
-    "different ranks get the same. Draw that in the model's forward, where each rank draws its own, or from a "
-    "torch.Generator that is seeded by the rank, too"
+    "the loop draws random numbers{} for a batch, and all ranks are seeded alike and draw the same: right for what "
+    "holds for all of the batch; but if it is noise for samples (of a diffusion model, say), samples of different "
+    "ranks get the same. Draw that by torch in the model's forward, where each rank draws its own, or from a "
+    "generator that is seeded by the rank, too"
 )
+_KINDS: Final = "", " of Python", " of numpy"  # of default generators: torch's has no name
+_MANY: Final = 1 << 30  # words drawn, where they cannot be counted
 
 
 class SampleNumbers:
@@ -44,23 +48,28 @@ class SampleNumbers:
 
     def __init__(self, world: World, place: int | None = None, *, own: bool | None = False) -> None:
         self._world, self._place, self._own = world, world.rank if place is None else place, own
-        self._marks: list[int] = []  # of the generators, when the first batch came and when the model was called
+        self._first: list[_Mark] = []  # what the generators were like when the latest batch came
+        self._looped: set[int] = set()  # which of them the loop has drawn from for it, as for samples
 
     def look(self) -> None:
-        """Note what the generators are like: when a batch is there, and when the model is called with it."""
-        self._marks.append(_seed(torch.cat([one.get_state() for one in _generators()])))
+        """Note what the generators are like when a batch is there."""
+        self._first, self._looped = _marks(), set()
 
     def decide(self, draws: "Draws") -> None:
         """Decide by what the first forward pass drew on each rank, and warn; a collective operation."""
-        mine = draws.by_samples, draws.others, tuple(self._marks[-2:])
-        everyone = self._world.from_all(mine)
+        everyone = self._world.from_all(
+            (draws.by_samples, draws.others, [one[:2] for one in self._first], self._looped)
+        )
         by_samples, others = (any(one[i] for one in everyone) for i in range(2))
         self._own = by_samples and not others and self._world.size > 1
-        alike = self._world.size > 1 and all(one[2][:1] == mine[2][:1] for one in everyone)
-        if self._world.rank == 0 and alike and by_samples and others:
+        if self._world.size == 1 or self._world.rank:
+            return
+        alike = [len(set(marks)) == 1 for marks in zip(*(one[2] for one in everyone), strict=True)]
+        if alike[:1] == [True] and by_samples and others:
             warn(_BOTH)
-        if self._world.rank == 0 and alike and len(set(mine[2])) > 1:
-            warn(_IN_LOOP)
+        looped = [_KINDS[i] for i, same in enumerate(alike) if same and any(i in one[3] for one in everyone)]
+        if looped:
+            warn(_IN_LOOP.format(looped[0]))
 
     @property
     def own(self) -> bool | None:
@@ -88,6 +97,8 @@ class ModelNumbers(SampleNumbers):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._draws: Draws | None = Draws((), 0)  # of that pass; None once it was decided by them
+        self._since: list[_Mark] = []  # what the generators were like before what the loop does
+        self._samples = 0
 
     @property
     def own(self) -> bool | None:
@@ -99,20 +110,32 @@ class ModelNumbers(SampleNumbers):
         super().go_on(own)
         self._draws = None
 
-    def batch_began(self) -> None:
-        """Note what the generators are like when a batch is there."""
+    def batch_began(self, samples: int) -> None:
+        """Note what the generators are like when a batch is there, of which this rank has so many samples."""
         if self._draws is not None:
             self.look()
+            self._since, self._samples = self._first, samples
+
+    def pass_begins(self) -> None:
+        """Note what the loop has drawn until a forward pass of any model, or a back-propagation."""
+        if self._draws is not None and self._first:
+            drawn = map(_Mark.words, self._since, _marks())
+            self._looped |= {i for i, words in enumerate(drawn) if words >= max(1, self._samples)}
+
+    def pass_ended(self) -> None:
+        """Note what the generators are like after a forward pass, which draws by itself."""
+        if self._draws is not None and self._first:
+            self._since = _marks()
 
     def forward_begins(self, module: torch.nn.Module, inputs: Any, samples: int) -> None:
         """Look what the model draws for these inputs; see `draws_apart`."""
         if self._draws is not None:
-            self.look()
             self._draws = draws_apart(module, inputs, samples)
 
     def backward_begins(self) -> None:
         """Decide by the first forward pass; a collective operation then."""
         if self._draws is not None:
+            self.pass_begins()
             self.decide(self._draws)
             self._draws = None
 
@@ -246,6 +269,40 @@ def _go_on(generators: list[torch.Generator]) -> None:
         one.manual_seed(_seed(one.get_state(), 0))
 
 
+class _Mark(NamedTuple):
+    """What a default generator is like."""
+
+    digest: int
+    place: int = 0  # in what a Mersenne Twister has ready
+    ready: Any = None
+
+    def words(self, later: "_Mark") -> int:
+        """Return how many words of 32 bits were drawn since: a sample takes one or more."""
+        if self[:2] == later[:2]:
+            return 0
+        if self.ready is None or later.ready is None:
+            return _MANY
+        words = later.place - self.place + (self.digest != later.digest) * len(self.ready)
+        twister: Any = np.random.MT19937(0)
+        twister.state = {"bit_generator": "MT19937", "state": {"key": self.ready, "pos": self.place}}
+        twister.random_raw(words, output=False)
+        return words if np.array_equal(twister.state["state"]["key"], later.ready) else _MANY
+
+
+def _marks() -> list[_Mark]:
+    """Return what torch's, Python's and numpy's default generators are like."""
+    state: Any = np.random.get_bit_generator().state  # type: ignore[attr-defined]
+    numpy, (_, python, _) = state["state"], random.getstate()
+    pairs = [(np.array(python[:-1], dtype=np.uint32), python[-1])]
+    pairs += [(numpy["key"], numpy["pos"])] if state["bit_generator"] == "MT19937" else []
+    marks = [_Mark(_digest(b"".join(one.get_state().numpy().tobytes() for one in _generators())))]
+    marks += [_Mark(_digest(key.tobytes()), place, key.copy()) for key, place in pairs]
+    return marks if len(pairs) > 1 else [*marks, _Mark(_digest(repr(numpy).encode()))]
+
+
 def _seed(state: torch.Tensor, *places: int) -> int:
-    digest = hashlib.blake2b(state.numpy().tobytes(), digest_size=8).digest()
-    return mix(int.from_bytes(digest, "little"), *places) >> 1
+    return mix(_digest(state.numpy().tobytes()), *places) >> 1
+
+
+def _digest(state: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "little")
