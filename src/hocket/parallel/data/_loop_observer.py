@@ -176,9 +176,10 @@ class LoopObserver:
         if note is not None and share is not None and self._outputs is not None and not self.looked:
             summed = None if note.stated else self._summed
             samples = share.samples if share.total > 1 else 0
-            self.apart = look_apart(self.module, inputs, samples, summed=summed, alone=note.alone_like(inputs))
+            alone, drawn = note.alone_like(inputs), set[int]()
+            self.apart = look_apart(self.module, inputs, samples, summed=summed, alone=alone, drawn=drawn)
             self._changes.refuse_changing(self.apart.changing if self.apart is not None else [])
-            self.numbers.forward_begins(self.module, inputs, share.samples)
+            self.numbers.forward_begins(self.module, inputs, share.samples, drawn)
         if note is not None and share is not None and self._padding.looks and share.total > 1:
             judged = not self._summed and not self.looked  # by the look at the first batch
             self._padding.look(inputs, note.alone_like(inputs), share.samples, model=not judged)
