@@ -169,6 +169,7 @@ def with_three() -> tuple[list[list[str]], list[list[str]]]:
     return [*map(run, steps)], [*map(run, [scaled_alike, mean_by_mean, masked])]
 
 
+@pytest.mark.long
 def test_ranks_that_share_a_batch_equally_are_compared() -> None:
     (first, right), *others = run_ranks(with_three, 3)
     for said, words in zip(first, [FACTOR, NUMBER], strict=True):

@@ -29,7 +29,7 @@ from ._later_padding import LaterPadding
 from ._left_out import LeftOutBatches
 from ._loss_weight import LossWeights
 from ._model_changes import ModelChanges
-from ._other_libraries import tell_own_batches
+from ._other_libraries import OwnMetrics, tell_own_batches
 from ._outside import OutsideModules
 from ._own_gathers import OwnGathers
 from ._replica_marks import ReplicaMarks
@@ -38,6 +38,7 @@ from ._unseen_losses import UnseenLosses
 
 _exchanged = ExchangedSamples()  # on while the first losses are computed, but for forward passes
 _own_gathers = OwnGathers()
+_own_metrics = OwnMetrics()
 _LOOKS, _BATCHES, _LOOKS_AGAIN = 2, 8, 3
 """Losses that are looked at, batches in which they are waited for, and how often that is done anew for new losses."""
 
@@ -123,6 +124,7 @@ class LoopObserver:
         assert note.share is not None
         self._left_out.next(note)
         _own_gathers.next(note)
+        _own_metrics.next(note)
         self._unseen.next()
         self._outside.watch()
         self._open = True
@@ -147,6 +149,7 @@ class LoopObserver:
         """Look no more at what is computed: these are no batches of a loader."""
         self._left_out.next(None)
         _own_gathers.next(None)
+        _own_metrics.next(None)
         self._open = False
         _exchanged.end()
         self._tell_sizes(None)
