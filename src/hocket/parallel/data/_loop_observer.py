@@ -5,6 +5,7 @@ a loss divides, whether samples meet in it, which numbers differ from rank to ra
 rank's gradients make those of one device, a refusal, or a warning. What a loop does later is looked at now and then.
 """
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -80,6 +81,7 @@ class LoopObserver:
         self._kept: list[torch.Tensor] = []  # what the model has in attributes after the last of them
         self._part = 0.0  # of the batch which the model was called with; 0 where it is not known
         self._batches = 0  # that have come
+        self._thread = threading.get_ident()  # in which the model is called
         self._unknown = _LOOKS  # losses of batches that have come another way, after which no loader is asked for
         self._open = False  # whether more may come of a loader
         self._looks = _LOOKS  # at losses that are to come
@@ -142,7 +144,8 @@ class LoopObserver:
             self._tell_reduced(note.share)
         if self._waits:
             _exchanged.follow_batch([t for one in note.tensors if (t := one()) is not None], note.share.samples)
-            _exchanged.begin()
+            if threading.get_ident() == self._thread:  # torch's modes are a thread's own
+                _exchanged.begin()
         self.numbers.batch_began(note.share.samples)
 
     def batches_ended(self) -> None:
@@ -173,6 +176,7 @@ class LoopObserver:
             RuntimeError: the model is none whose gradients ranks can average.
         """
         self._left_out.used()
+        self._thread = threading.get_ident()
         self._pass_begins()
         self._part = 0.0 if note is None or not self._losses.looks_at_parts else note.part(inputs)
         share = None if note is None else note.share
