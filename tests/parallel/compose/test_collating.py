@@ -227,3 +227,17 @@ def test_labels_that_are_the_inputs_where_nothing_is_padded_stay_labels_beside_a
     assert found is not None
     assert all(torch.equal(found.batch[name], longer[name]) for name in longer)
     assert alone_like({name: one.clone() for name, one in batch.items()}, held, alone) is None  # either may be either
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_random_numbers_that_mix_a_few_samples_are_seen(count: int) -> None:
+    def drawing(collate: Callable[[list[Sample]], Sample]) -> Callable[[Any], tuple[Any, bool]]:
+        def collated(rows: list[Sample]) -> tuple[Sample, bool]:
+            torch.manual_seed(1)
+            return collate(rows), True
+
+        return collated
+
+    few = samples(ragged=False)[:count]
+    assert look_at_collating(drawing(mixed), few).mixed
+    assert not look_at_collating(drawing(noisy), few).mixed

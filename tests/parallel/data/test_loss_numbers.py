@@ -163,6 +163,21 @@ def test_right_losses_are_not_warned_of() -> None:
         assert not any(said)
 
 
+def with_three() -> tuple[list[list[str]], list[list[str]]]:
+    """As above, of batches that three ranks share as 3, 3 and 2 samples."""
+    steps = [weights_by_losses(), weight_of_a_class]
+    return [*map(run, steps)], [*map(run, [scaled_alike, mean_by_mean, masked])]
+
+
+@pytest.mark.long
+def test_ranks_that_share_a_batch_equally_are_compared() -> None:
+    (first, right), *others = run_ranks(with_three, 3)
+    for said, words in zip(first, [FACTOR, NUMBER], strict=True):
+        assert [words in one for one in said] == [True], said
+    assert not any(right)
+    assert not any(any(said) for both in others for said in both)
+
+
 @pytest.mark.parametrize(
     ("loss", "expected"),
     [

@@ -250,3 +250,44 @@ def test_an_optimizer_around_another_that_takes_no_hooks_itself_trains_as_by_one
     for losses, weight in run_ranks(train_with_a_wrapper, 2, trainer, closure, name, timeout_s=120):
         assert losses == pytest.approx(alone[0], rel=1e-9)
         assert weight[0] == pytest.approx(alone[1][0], rel=1e-9)
+
+
+def said_of_a_metric(samples: int, batch_size: int, *, training: bool) -> list[str]:
+    """What is said of an epoch in which torchmetrics counts, and of one in which it does not."""
+    from torchmetrics import MeanSquaredError
+
+    model, metric = nn.Linear(4, 1), MeanSquaredError()
+    random = torch.Generator().manual_seed(1)
+    rows = TensorDataset(torch.randn(samples, 4, generator=random), torch.randn(samples, 1, generator=random))
+    model, optimizer, loader = hocket.distribute(
+        model, torch.optim.SGD(model.parameters(), 0.1), DataLoader(rows, batch_size=batch_size)
+    )
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for x, y in loader:
+            output = model(x)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(output, y).backward()
+            optimizer.step()
+            if training:
+                metric.update(output.detach(), y)
+        with torch.no_grad():
+            for x, y in hocket.shard(DataLoader(rows, batch_size=batch_size)):
+                metric.update(model(x), y)
+    return [str(one.message) for one in said if "torchmetrics" in str(one.message)]
+
+
+def said_of_metrics() -> list[list[str]]:
+    return [
+        said_of_a_metric(9, 4, training=False),
+        said_of_a_metric(10, 4, training=True),
+        said_of_a_metric(9, 4, training=True),
+    ]
+
+
+def test_a_metric_that_counts_what_stands_in_for_a_sample_is_told_of() -> None:
+    pytest.importorskip("torchmetrics")
+    first, second = run_ranks(said_of_metrics, 2)
+    assert first == [[]] * 3
+    assert [len(one) for one in second] == [0, 0, 1]
+    assert "MeanSquaredError of torchmetrics was updated in a batch of 1 sample" in second[2][0]

@@ -1,8 +1,10 @@
 """Random numbers for samples: each rank draws its own, also where all ranks are seeded alike."""
 
+import random
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -137,3 +139,79 @@ def test_numbers_in_the_shape_of_a_parameter_are_not_for_samples() -> None:
     assert (draws.by_samples, draws.others) == (False, True)
     draws = draws_of([layer], 4, lambda: F.dropout(layer(torch.ones(4, 3)), 0.5))
     assert (draws.by_samples, draws.others) == (True, False)
+
+
+class ByOthers(Noisy):
+    """Leaves out samples by numbers of numpy or Python, or of torch one by one."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return self.inner(x)
+        if self.kind == "numpy":
+            keep = (np.random.rand(len(x)) < 0.5).tolist()
+        elif self.kind == "Python":
+            keep = [random.random() < 0.5 for _ in x]
+        elif self.kind == "torch":
+            keep = [torch.rand(()).item() < 0.5 for _ in x]
+        else:
+            keep = [random.random() + np.random.rand() < 1] * len(x)
+        return self.inner(x) * torch.tensor(keep)[:, None]
+
+
+def told_of(kind: str) -> list[str]:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    made, loader = ByOthers(kind), DataLoader(TensorDataset(torch.randn(SAMPLES, 3)), batch_size=BATCH)
+    model, optimizer, loader = hocket.distribute(made, torch.optim.SGD(made.parameters(), lr=0.1), loader)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for (x,) in loader:
+            model(x).pow(2).mean().backward()
+            optimizer.step()
+    return [str(one.message) for one in caught if "seeded alike" in str(one.message)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("numpy", "numbers of numpy for its samples"), ("Python", "numbers of Python for its samples"), ("torch", "both")],
+)
+def test_numbers_for_samples_that_torch_does_not_draw_or_one_by_one_are_told_of(kind: str, said: str) -> None:
+    (first,), second = run_ranks(told_of, 2, kind)
+    assert said in first
+    assert second == []
+
+
+def test_numbers_of_numpy_and_python_for_a_batch_are_not_told_of() -> None:
+    assert run_ranks(told_of, 2, "batch") == [[], []]
+
+
+class LabelsLeftOut(Noisy):
+    """Draws a number for each sample: a row, and no more."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left = torch.rand(len(x))
+        self.drawn.append(left.tolist())
+        return self.inner(x) * (left < 0.5)[:, None]
+
+
+def one_each() -> list[list[float]]:
+    torch.manual_seed(0)
+    made = LabelsLeftOut()
+    data = TensorDataset(torch.randn(12, 3))
+    model, optimizer, loader = hocket.distribute(
+        made, torch.optim.SGD(made.parameters(), lr=0.1), DataLoader(data, batch_size=2)
+    )
+    for (x,) in loader:
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+    return made.drawn[-5:]
+
+
+def test_ranks_of_one_sample_each_draw_their_own() -> None:
+    first, second = run_ranks(one_each, 2)
+    assert all(a != b for a, b in zip(first, second, strict=True))

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.testing import deadline, run_ranks
@@ -200,6 +201,7 @@ def test_threads_that_run_at_once_are_refused_on_every_rank(program: Callable[[h
 _TWO = r"""
 import os, threading, torch, hocket
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 at_once, over = threading.Barrier(2), threading.Barrier(2)
 
 def train(rate):
@@ -241,3 +243,44 @@ def test_of_two_threads_that_join_and_train_at_once_both_are_refused(tmp_path: P
 @pytest.mark.parametrize("program", [_batches_ahead, _distributed_ahead, _two_at_once, _within_a_call])
 def test_one_rank_may_have_threads_as_it_likes(program: Callable[[hocket.Plan], Any]) -> None:
     run_ranks(program, 1, hocket.Plan())
+
+
+def losses_of_a_pool(way: str) -> list[float] | str:
+    """Train with batches that a pool's thread takes from the loader: while this one waits, or meanwhile."""
+    torch.manual_seed(0)
+    made = nn.Linear(3, 1)
+    rows = torch.randn(16, 3, generator=torch.Generator().manual_seed(1))
+    model, optimizer, loader = hocket.distribute(
+        made, torch.optim.SGD(made.parameters(), 0.1), DataLoader(TensorDataset(rows), batch_size=4)
+    )
+    found = []
+    with ThreadPoolExecutor(1) as pool:
+        batches = iter(loader)
+
+        def take() -> Any:
+            return next(batches, None) if way == "plain" else pool.submit(next, batches, None)
+
+        try:
+            one = take()
+            while (batch := one if way == "plain" else one.result()) is not None:
+                one = take() if way == "meanwhile" else None
+                loss = model(batch[0]).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                found.append(float(hocket.average(loss)))
+                one = one or take()
+        except RuntimeError as error:
+            return str(error)
+    return found
+
+
+def test_batches_that_a_pool_takes_while_the_loop_waits_train_as_others() -> None:
+    waits, plain = (run_ranks(losses_of_a_pool, 2, way) for way in ("waits", "plain"))
+    assert waits == plain
+
+
+def test_batches_that_a_pool_takes_meanwhile_are_refused() -> None:
+    for said in run_ranks(losses_of_a_pool, 2, "meanwhile"):
+        assert "is still running" in said
+        assert "To load batches ahead, put the thread around the loader that you give to Hocket" in said

@@ -36,9 +36,10 @@ class Shown(NamedTuple):
 def look_at_collating(collate: Callable[[Any], tuple[Any, bool]], samples: Any) -> Shown:
     """Make a batch of samples, and look at what its parts would have been.
 
-    Where random numbers are drawn, the first sample must stay as it is while others change places; else some of the
-    samples must be what they are in the batch, in any order, or are padded otherwise. Fields that have no row for each
-    sample, numbers of rows (indices, classes) and what the program has packed are left alone.
+    Where random numbers are drawn, the first sample must stay as it is while others change places, or while one beside
+    it is scaled if there are no more; else some of the samples must be what they are in the batch, in any order, or are
+    padded otherwise. Fields that have no row for each sample, numbers of rows (indices, classes) and what the program
+    has packed are left alone.
 
     Args:
         collate: Gives a batch, and whether random numbers were drawn; the same ones in each call.
@@ -55,7 +56,11 @@ def look_at_collating(collate: Callable[[Any], tuple[Any, bool]], samples: Any) 
     rows = _rows(batch, count)
     try:
         if drew:
-            theirs = _rows(collate([again[0], *again[2:], again[1]])[0], count)
+            others: list[Any] = [again[0], *again[2:], *again[1:2]]
+            if count <= 2:  # there is no other to change places with
+                rows = _rows(collate([copy.deepcopy(again[0]), _scaled(again[-1], 0.5)])[0], 2)
+                others, count = [again[0], _scaled(again[-1], 0.25)], 2
+            theirs = _rows(collate(others)[0], count)
             pairs = [(mine[:1], other[:1]) for mine, other in _pairs(rows, theirs)]
             return Shown(batch, any(one.shape == other.shape and not _equal(one, other) for one, other in pairs))
         if count == 1 or not any(one is not None for one in rows):
@@ -183,6 +188,10 @@ def shortest_alone(given: Any, lengths: Sequence[int]) -> Alone | None:
         return row.clone()
 
     return Alone(mapped(given, cropped), shortest, shortest + 1, longest)
+
+
+def _scaled(sample: Any, factor: float) -> Any:
+    return mapped(sample, lambda one: factor * one if one.is_floating_point() or one.is_complex() else one.clone())
 
 
 def _rows(batch: Any, count: int) -> list[torch.Tensor | None]:

@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from hocket._program import warn
 from hocket.profile import loading
 
-from ..mesh import World
+from ..mesh import World, in_turn
 from ..mesh import world as _world
 from . import _batch_shard
 from . import batch as _batch
@@ -401,6 +401,8 @@ class DistributedLoader(SharedLoader):
             if self.between is not None:
                 self.between()
             for share, part in loading(self._parts()):
+                if share.world > 1:
+                    in_turn("a loader of hocket.distribute")
                 (alone, packed), self._alone, self._packed = (self._alone, self._packed), None, None
                 counted = self._counted(share, part)
                 _batch.enter(self, share, part, *counted, drawn=self._last or (), alone=alone, packed=packed)

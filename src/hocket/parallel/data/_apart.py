@@ -1,10 +1,12 @@
 """Finds what a model computes for a sample from others of its batch: it is run on a batch, and on two parts of it."""
 
+import random
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -24,6 +26,7 @@ from ..batches import (
     undisturbed,
 )
 from ._forward_state import ChangedBuffer, StateProbe
+from ._generator_marks import marks
 from ._tolerances import Tolerances, distance
 
 PADDED = (
@@ -84,10 +87,17 @@ class _ApartRun:
     counts: list[tuple[float, ...]]  # what each scalar divides by
     addends: list[Addends | None]  # what it adds up
     state: list[torch.Tensor | None]
+    drawn: list[tuple[int, int]]  # what torch's, Python's and numpy's generators are like after it
 
 
 def look_apart(
-    module: torch.nn.Module, inputs: Any, samples: int, *, summed: bool | None, alone: Alone | None = None
+    module: torch.nn.Module,
+    inputs: Any,
+    samples: int,
+    *,
+    summed: bool | None,
+    alone: Alone | None = None,
+    drawn: set[int] | None = None,
 ) -> Apart | None:
     """Compare what a model gives for a batch with what it gives for two parts of it.
 
@@ -96,7 +106,8 @@ def look_apart(
     states are put back. A model that communicates, or whose layers the program has hooked, is left alone. `inputs` are
     a pair of positional arguments and those by name, of so many `samples`; of one, it gets another beside it. `summed`
     says whether a loss is a sum over samples, None where the program has said by what it is weighted; `alone` is what
-    some samples are if others do not pad them.
+    some samples are if others do not pad them; `drawn` gets the places (among `marks`) of generators from which more is
+    drawn for more samples.
 
     Returns:
         None where nothing was found out.
@@ -107,7 +118,7 @@ def look_apart(
     if samples < 1 or samples_in(inputs, samples) != samples or hooked:
         return None
     if samples == 1:
-        inputs, samples = mapped(inputs, _with_another), 2
+        inputs, samples = mapped(inputs, with_another), 2
         if samples_in(inputs, samples) != samples:
             return None
     cut = max(1, samples // 2 - (samples >= 6))  # uneven, so that weights matter
@@ -119,6 +130,16 @@ def look_apart(
 
     def run(begin: int, end: int) -> _ApartRun:
         return run_apart(module, probe, cutter.cut(inputs, begin, end, samples), 0, end - begin)
+
+    def run_parts() -> list[_ApartRun]:
+        nonlocal cutter
+        try:
+            return [run(*part) for part in parts]
+        except ModelError:
+            if any(len(one) != samples for one in tensors_in(inputs) if one.dim()):
+                raise
+            cutter = Cutter(0)  # lists may have an entry for each field, and as many as there are samples
+            return [run(*part) for part in parts]
 
     with ExitStack() as stack:
         stack.enter_context(undisturbed([module]))
@@ -132,18 +153,20 @@ def look_apart(
                 whole = run_apart(module, probe, inputs, 0, samples)
                 left = left or _sums(module)
                 again = run_apart(module, probe, inputs, 1, samples)
-                if all(tolerances.close(a, b, 1e-2) for a, b in zip(whole.outputs, again.outputs, strict=True)):
+                steady = all(tolerances.close(a, b, 1e-2) for a, b in zip(whole.outputs, again.outputs, strict=True))
+                if not steady and calm is not as_trained:
+                    continue
+                some = run_parts() if steady else []
+                with suppress(ModelError):
+                    pairs = [zip(whole.drawn, one.drawn, strict=True) for one in some or [run(*part) for part in parts]]
+                    by_samples = {i for pair in pairs for i, (a, b) in enumerate(pair) if a != b}
+                    if drawn is not None and calm is as_trained:
+                        drawn |= by_samples
+                if steady and not by_samples - {0}:  # else parts have other numbers of Python or numpy
                     break
             else:
                 found.changing = _changed(left, module)
                 return found if found.changing else None
-            try:
-                some = [run(*part) for part in parts]
-            except ModelError:
-                if any(len(one) != samples for one in tensors_in(inputs) if one.dim()):
-                    raise
-                cutter = Cutter(0)  # lists may have an entry for each field, and as many as there are samples
-                some = [run(*part) for part in parts]
         except ModelError:
             return None
         with suppress(ModelError):
@@ -219,7 +242,7 @@ def padded_apart(
     return mine, theirs, {i: one for i, one in enumerate(unlike) if one}
 
 
-def _with_another(one: torch.Tensor) -> torch.Tensor:
+def with_another(one: torch.Tensor) -> torch.Tensor:
     """Return the row of a sample, and that of another made of it: numbers are smaller, whole ones in another order."""
     if one.shape[:1] != (1,):
         return one
@@ -307,16 +330,19 @@ def run_apart(module: torch.nn.Module, probe: StateProbe, arguments: Any, number
     args, kwargs = mapped(arguments, lambda one: one.detach().clone().requires_grad_(one.requires_grad))  # for itself
     with undisturbed([module]), torch.enable_grad():
         seed(number)
+        random.seed(0)  # alike in all passes: a choice for the whole batch stays
+        np.random.seed(number)
         try:
             with TermValues():
                 given = tensors_in(module(*args, **kwargs))
+            drawn = [one[:2] for one in marks()]
         except Exception as error:
             raise ModelError from error
         outputs = given + kept_in(module)
         counts = [divisors(one, samples) if one.numel() == 1 else () for one in outputs]
         addends = [Addends.of(one, samples) if one.numel() == 1 and one.requires_grad else None for one in outputs]
         apart = [one.detach().requires_grad_(one.requires_grad) for one in outputs]
-        return _ApartRun(apart, len(given), counts, addends, probe.now())
+        return _ApartRun(apart, len(given), counts, addends, probe.now(), drawn)
 
 
 def kept_in(module: torch.nn.Module) -> list[torch.Tensor]:

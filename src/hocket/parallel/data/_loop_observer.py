@@ -5,6 +5,7 @@ a loss divides, whether samples meet in it, which numbers differ from rank to ra
 rank's gradients make those of one device, a refusal, or a warning. What a loop does later is looked at now and then.
 """
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,7 @@ from ._later_padding import LaterPadding
 from ._left_out import LeftOutBatches
 from ._loss_weight import LossWeights
 from ._model_changes import ModelChanges
-from ._other_libraries import tell_own_batches
+from ._other_libraries import OwnMetrics, tell_own_batches
 from ._outside import OutsideModules
 from ._own_gathers import OwnGathers
 from ._replica_marks import ReplicaMarks
@@ -38,6 +39,7 @@ from ._unseen_losses import UnseenLosses
 
 _exchanged = ExchangedSamples()  # on while the first losses are computed, but for forward passes
 _own_gathers = OwnGathers()
+_own_metrics = OwnMetrics()
 _LOOKS, _BATCHES, _LOOKS_AGAIN = 2, 8, 3
 """Losses that are looked at, batches in which they are waited for, and how often that is done anew for new losses."""
 
@@ -79,6 +81,7 @@ class LoopObserver:
         self._kept: list[torch.Tensor] = []  # what the model has in attributes after the last of them
         self._part = 0.0  # of the batch which the model was called with; 0 where it is not known
         self._batches = 0  # that have come
+        self._thread = threading.get_ident()  # in which the model is called
         self._unknown = _LOOKS  # losses of batches that have come another way, after which no loader is asked for
         self._open = False  # whether more may come of a loader
         self._looks = _LOOKS  # at losses that are to come
@@ -123,6 +126,7 @@ class LoopObserver:
         assert note.share is not None
         self._left_out.next(note)
         _own_gathers.next(note)
+        _own_metrics.next(note)
         self._unseen.next()
         self._outside.watch()
         self._open = True
@@ -140,13 +144,15 @@ class LoopObserver:
             self._tell_reduced(note.share)
         if self._waits:
             _exchanged.follow_batch([t for one in note.tensors if (t := one()) is not None], note.share.samples)
-            _exchanged.begin()
-        self.numbers.batch_began()
+            if threading.get_ident() == self._thread:  # torch's modes are a thread's own
+                _exchanged.begin()
+        self.numbers.batch_began(note.share.samples)
 
     def batches_ended(self) -> None:
         """Look no more at what is computed: these are no batches of a loader."""
         self._left_out.next(None)
         _own_gathers.next(None)
+        _own_metrics.next(None)
         self._open = False
         _exchanged.end()
         self._tell_sizes(None)
@@ -154,10 +160,12 @@ class LoopObserver:
     def evaluation_begins(self) -> None:
         """Look away from a forward pass without gradients."""
         self._left_out.evaluated()
+        self._pass_begins()
         _exchanged.end()
 
     def evaluated(self, inputs: Any, output: Any) -> None:
         """Look on at what is computed of its output, by which the loop may choose samples."""
+        self._pass_ended()
         if self._looks and self._open:
             self._follow(tensors_in(inputs), tensors_in(output), _batch.current(inputs))
 
@@ -168,14 +176,17 @@ class LoopObserver:
             RuntimeError: the model is none whose gradients ranks can average.
         """
         self._left_out.used()
+        self._thread = threading.get_ident()
+        self._pass_begins()
         self._part = 0.0 if note is None or not self._losses.looks_at_parts else note.part(inputs)
         share = None if note is None else note.share
         if note is not None and share is not None and self._outputs is not None and not self.looked:
             summed = None if note.stated else self._summed
             samples = share.samples if share.total > 1 else 0
-            self.apart = look_apart(self.module, inputs, samples, summed=summed, alone=note.alone_like(inputs))
+            alone, drawn = note.alone_like(inputs), set[int]()
+            self.apart = look_apart(self.module, inputs, samples, summed=summed, alone=alone, drawn=drawn)
             self._changes.refuse_changing(self.apart.changing if self.apart is not None else [])
-            self.numbers.forward_begins(self.module, inputs, share.samples)
+            self.numbers.forward_begins(self.module, inputs, share.samples, drawn)
         if note is not None and share is not None and self._padding.looks and share.total > 1:
             judged = not self._summed and not self.looked  # by the look at the first batch
             self._padding.look(inputs, note.alone_like(inputs), share.samples, model=not judged)
@@ -192,12 +203,21 @@ class LoopObserver:
 
     def forward_made(self, made: list[torch.Tensor], note: _batch.Note | None) -> None:
         """Note the outputs of a forward pass."""
+        self._pass_ended()
         self._padding.note(made)
         if self._batches <= _BATCHES:
             self._carried.made(made, note)
         if self._outputs is not None:
             self._outputs.append(made)
             self._kept = kept_in(self.module)
+
+    def _pass_begins(self) -> None:
+        for one in self._all_observers():
+            one.numbers.pass_begins()
+
+    def _pass_ended(self) -> None:
+        for one in self._all_observers():
+            one.numbers.pass_ended()
 
     def forward_ended(self, inputs: Any, output: Any, note: _batch.Note | None) -> None:
         """Look on at what is computed of a batch, and now of outputs of the model."""

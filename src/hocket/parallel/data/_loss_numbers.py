@@ -52,12 +52,13 @@ class LossNumbers:
     def __init__(self) -> None:
         self._told = self._summed = False
         self._mine: list[float] = []  # of the latest loss
+        self._peers = 0  # ranks whose numbers are compared
 
     def numbers(self, loss: torch.Tensor, made: set[int], share: BatchShard, *, summed: bool = False) -> list[float]:
         """Return numbers to be summed over ranks: SIZE of them.
 
-        They are 0, and nothing is compared, where ranks have unlike numbers of samples, or one each, of which a number
-        may come.
+        Compared are ranks that have equally many samples, of which a number may come: all, or the most that do; others'
+        are 0, as are those of ranks that have one each.
 
         Args:
             loss: Of this rank.
@@ -66,9 +67,13 @@ class LossNumbers:
             summed: Whether the program has told that losses are sums.
         """
         self._mine, self._summed = [], summed
-        if self._told or share.uneven or share.samples < 2 or loss.numel() != 1 or loss.grad_fn is None:
+        each, more = divmod(share.total, share.world)
+        self._peers = max(more, share.world - more)
+        if self._told or self._peers < 2 or share.samples < 2 or loss.numel() != 1 or loss.grad_fn is None:
             return [0.0] * self.SIZE
         self._mine = found = factors(loss, share.samples, summed=summed)
+        if share.samples != each + (more > share.world - more):
+            return [0.0] * self.SIZE
         within = numbers_within(loss, made, share.samples) if found else None
         size, value = float(len(found)), sum(one * (1 + i / 7) for i, one in enumerate(found))
         form, inner = within or (0.0, 0.0)
@@ -90,7 +95,7 @@ class LossNumbers:
                 f"rank's loss, take hocket.average of it; if on how many samples count, {count}; if it is "
                 "random, seed it alike"
             )
-        elif all_known == world.size and not _differ(ranks, form, forms) and _differ(ranks, inner, inners):
+        elif all_known == self._peers and not _differ(ranks, form, forms) and _differ(ranks, inner, inners):
             said = (
                 "the loss depends on a number that is not the same on all ranks (a factor, a limit, the weight of a "
                 "class): if the program computes it from samples (by item(), by numpy, as a running mean), one device "

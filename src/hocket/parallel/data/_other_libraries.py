@@ -10,6 +10,7 @@ import torch
 
 from hocket._program import warn
 
+from ..batches import batch as _batch
 from ..batches import divides_itself
 from ..mesh import World
 
@@ -17,6 +18,7 @@ TWICE = (
     "hocket.distribute averages this model's gradients already, and DistributedDataParallel would do it again: take "
     'one of the two (for the latter on Hocket\'s backend: dist.init_process_group("hocket"))'
 )
+_LOOKS = 4  # at metrics
 _ASKED = "_ddp_params_and_buffers_to_ignore"  # what DistributedDataParallel asks a model for, first of all
 
 
@@ -102,3 +104,40 @@ def tell_own_schedules(world: World, optimizers: Iterable[Any]) -> None:
                 "length is given in so many times the steps",
             )
             return
+
+
+class OwnMetrics:
+    """Looks whether torchmetrics counts a sample that stands in for none, and tells of the first metric that does.
+
+    All objects of the program are gone through, but only where that library is loaded, and in few batches.
+    """
+
+    def __init__(self) -> None:
+        self._note: _batch.Note | None = None
+        self._before: list[tuple[Any, int]] = []  # metrics, and how often they had been updated
+        self._looks = _LOOKS
+
+    def next(self, note: _batch.Note | None) -> None:
+        """Look, until this is called again, if the rank has no samples of the batch that comes; None: none comes."""
+        if note is self._note:  # another model has told of it
+            return
+        counted = [one for one, updates in self._before if one._update_count > updates]
+        if counted and self._note is not None and self._note.share is not None:
+            self._looks = 0
+            total = self._note.share.total
+            warn(
+                f"{type(counted[0]).__name__} of torchmetrics was updated in a batch of {total} "
+                f"sample{'s' * (total > 1)}, of which this rank has none: it counts a sample that stands in for them, "
+                "and one device does not. Leave such batches out (DataLoader(..., drop_last=True)), or choose "
+                "batch_size so that the last batch has a sample for each rank"
+            )
+        self._note, self._before = note, []
+        kind = getattr(sys.modules.get("torchmetrics"), "Metric", None)
+        if kind is None or note is None or note.share is None or note.share.samples or not self._looks:
+            return
+        self._looks -= 1
+        self._before = [
+            (one, one._update_count)
+            for one in gc.get_objects()
+            if issubclass(type(one), kind) and hasattr(one, "_update_count")
+        ]

@@ -1,9 +1,8 @@
 """Random numbers that forward passes draw for samples: other ones on every rank, also where all are seeded alike."""
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -11,9 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hocket._program import warn
 from hocket.comm import torch_adapter
 
-from ..batches import mapped, mix, undisturbed
+from ..batches import mapped, mix, samples_in, undisturbed
 from ..mesh import World
 from ..state import parameters_of
+from ._apart import with_another
+from ._generator_marks import Mark, default_generators, digest, marks
 
 _BOTH = (
     "the model draws random numbers for its samples and others that hold for all of a batch, from one generator: ranks "
@@ -22,11 +23,16 @@ _BOTH = (
     "and each rank draws its own for its samples"
 )
 _IN_LOOP = (
-    "the loop draws random numbers between a batch and the model, and all ranks are seeded alike and draw the same: "
-    "right for what holds for all of the batch; but if it is noise for samples (of a diffusion model, say), samples of "
-    "different ranks get the same. Draw that in the model's forward, where each rank draws its own, or from a "
-    "torch.Generator that is seeded by the rank, too"
+    "the loop draws random numbers{} for a batch, and all ranks are seeded alike and draw the same: right for what "
+    "holds for all of the batch; but if it is noise for samples (of a diffusion model, say), samples of different "
+    "ranks get the same. Draw that by torch in the model's forward, where each rank draws its own, or from a "
+    "generator that is seeded by the rank, too"
 )
+_BY_SAMPLES: Final = (
+    "the model's forward draws random numbers{} for its samples, and all ranks are seeded alike and draw the same, so "
+    "that samples of different ranks get the same noise: draw them by torch, where each rank draws its own"
+)
+_KINDS: Final = "", " of Python", " of numpy"  # of default generators: torch's has no name
 
 
 class SampleNumbers:
@@ -44,23 +50,28 @@ class SampleNumbers:
 
     def __init__(self, world: World, place: int | None = None, *, own: bool | None = False) -> None:
         self._world, self._place, self._own = world, world.rank if place is None else place, own
-        self._marks: list[int] = []  # of the generators, when the first batch came and when the model was called
+        self._first: list[Mark] = []  # what the generators were like when the latest batch came
+        self._looped: set[int] = set()  # which of them the loop has drawn from for it, as for samples
 
     def look(self) -> None:
-        """Note what the generators are like: when a batch is there, and when the model is called with it."""
-        self._marks.append(_seed(torch.cat([one.get_state() for one in _generators()])))
+        """Note what the generators are like when a batch is there."""
+        self._first, self._looped = marks(), set()
 
     def decide(self, draws: "Draws") -> None:
         """Decide by what the first forward pass drew on each rank, and warn; a collective operation."""
-        mine = draws.by_samples, draws.others, tuple(self._marks[-2:])
-        everyone = self._world.from_all(mine)
-        by_samples, others = (any(one[i] for one in everyone) for i in range(2))
-        self._own = by_samples and not others and self._world.size > 1
-        alike = self._world.size > 1 and all(one[2][:1] == mine[2][:1] for one in everyone)
-        if self._world.rank == 0 and alike and by_samples and others:
+        first = [one[:2] for one in self._first]
+        everyone = self._world.from_all((first, draws.by_samples, draws.others, draws.elsewhere, self._looped))
+        marks, by_samples, others, elsewhere, looped = zip(*everyone, strict=True)
+        self._own = any(by_samples) and not any(others) and self._world.size > 1
+        if self._world.size == 1 or self._world.rank:
+            return
+        alike = [i for i, found in enumerate(zip(*marks, strict=True)) if len(set(found)) == 1]
+        if 0 in alike and any(by_samples) and any(others):
             warn(_BOTH)
-        if self._world.rank == 0 and alike and len(set(mine[2])) > 1:
-            warn(_IN_LOOP)
+        for text, drawn in ((_BY_SAMPLES, elsewhere), (_IN_LOOP, looped)):
+            kinds = [_KINDS[i] for i in alike if i in set().union(*drawn)]
+            if kinds:
+                warn(text.format(kinds[0]))
 
     @property
     def own(self) -> bool | None:
@@ -88,6 +99,8 @@ class ModelNumbers(SampleNumbers):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._draws: Draws | None = Draws((), 0)  # of that pass; None once it was decided by them
+        self._since: list[Mark] = []  # what the generators were like before what the loop does
+        self._samples = 0
 
     @property
     def own(self) -> bool | None:
@@ -99,20 +112,34 @@ class ModelNumbers(SampleNumbers):
         super().go_on(own)
         self._draws = None
 
-    def batch_began(self) -> None:
-        """Note what the generators are like when a batch is there."""
+    def batch_began(self, samples: int) -> None:
+        """Note what the generators are like when a batch is there, of which this rank has so many samples."""
         if self._draws is not None:
             self.look()
+            self._since, self._samples = self._first, samples
 
-    def forward_begins(self, module: torch.nn.Module, inputs: Any, samples: int) -> None:
-        """Look what the model draws for these inputs; see `draws_apart`."""
+    def pass_begins(self) -> None:
+        """Note what the loop has drawn until a forward pass of any model, or a back-propagation."""
+        if self._draws is not None and self._first:
+            drawn = map(Mark.words, self._since, marks())
+            self._looped |= {i for i, words in enumerate(drawn) if words >= max(1, self._samples)}
+
+    def pass_ended(self) -> None:
+        """Note what the generators are like after a forward pass, which draws by itself."""
+        if self._draws is not None and self._first:
+            self._since = marks()
+
+    def forward_begins(self, module: torch.nn.Module, inputs: Any, samples: int, drawn: set[int]) -> None:
+        """Look what the model draws for these inputs, as `draws_apart` says and the look at parts of them."""
         if self._draws is not None:
-            self.look()
             self._draws = draws_apart(module, inputs, samples)
+            self._draws.by_samples |= self._draws.others and 0 in drawn  # a number for each sample, one by one
+            self._draws.elsewhere = drawn - {0}
 
     def backward_begins(self) -> None:
         """Decide by the first forward pass; a collective operation then."""
         if self._draws is not None:
+            self.pass_begins()
             self.decide(self._draws)
             self._draws = None
 
@@ -143,7 +170,7 @@ class StageNumbers(SampleNumbers):
         if self._own is None:
             self._own = any(self._world.from_all(bool(drawn)))
         if self._own:
-            _go_on(_generators())
+            _go_on(default_generators())
 
 
 class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -156,20 +183,22 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         by_samples: Whether something was drawn that has a row for each sample.
         others: Whether something else was.
+        elsewhere: Default generators of Python (1) and numpy (2) that were drawn from by the number of samples.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module], samples: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._samples, self._shapes = samples, {p.shape for one in modules for p in parameters_of(one)}
         self.by_samples = self.others = False
+        self.elsewhere: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, and look whether it has drawn."""
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **(kwargs or {}))
-        before = [one.get_state() for one in _generators()]
+        before = [one.get_state() for one in default_generators()]
         result = func(*args, **(kwargs or {}))
-        if not all(map(torch.equal, before, (one.get_state() for one in _generators()))):
+        if not all(map(torch.equal, before, (one.get_state() for one in default_generators()))):
             first = result[0] if isinstance(result, tuple | list) else result
             self._note(first.shape if isinstance(first, torch.Tensor) else torch.Size())
         return result
@@ -212,21 +241,16 @@ def draws_apart(module: torch.nn.Module, inputs: Any, samples: int) -> Draws:
     args, kwargs = mapped(inputs, lambda one: one.detach().clone().requires_grad_(one.requires_grad))  # for itself
     if not module.training or any(one._forward_hooks for one in module.modules()):
         return Draws((), samples)
+    if samples == 1 and samples_in(two := mapped((args, kwargs), with_another), 2) == 2:
+        (args, kwargs), samples = two, 2  # else what has a row for each sample looks like what holds for a batch
     with torch_adapter.without_collectives():
         return draws_of([module], samples, lambda: module(*args, **kwargs))
-
-
-def _generators() -> list[torch.Generator]:
-    found = [torch.default_generator]
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found.append(torch.cuda.default_generators[torch.cuda.current_device()])
-    return found
 
 
 @contextmanager
 def _apart(place: int) -> Iterator[list[torch.Generator]]:
     """Open a block with generators of a place's own; then they are as before, and the list has those drawn from."""
-    generators, drawn = _generators(), list[torch.Generator]()
+    generators, drawn = default_generators(), list[torch.Generator]()
     before = [one.get_state() for one in generators]
     for one, state in zip(generators, before, strict=True):
         one.manual_seed(_seed(state, 1 + place))
@@ -247,5 +271,4 @@ def _go_on(generators: list[torch.Generator]) -> None:
 
 
 def _seed(state: torch.Tensor, *places: int) -> int:
-    digest = hashlib.blake2b(state.numpy().tobytes(), digest_size=8).digest()
-    return mix(int.from_bytes(digest, "little"), *places) >> 1
+    return mix(digest(state.numpy().tobytes()), *places) >> 1

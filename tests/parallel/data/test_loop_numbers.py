@@ -1,0 +1,75 @@
+"""Random numbers that a loop draws for its samples: told of, whichever library draws them; those of passes are not."""
+
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+from hocket.testing import run_ranks
+
+
+def by_numpy(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(model(x + torch.from_numpy(np.random.randn(*x.shape))), y)
+
+
+def by_python(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(model(x * torch.tensor([[float(random.random() < 0.5)] for _ in x])), y)
+
+
+def after_the_model(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return (F.mse_loss(model(x), y, reduction="none") * (torch.rand(len(x), 1) < 0.5)).mean()
+
+
+def one_for_the_batch(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(model(x * np.random.rand()), y * random.random())
+
+
+def two_passes(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(model(x), y) + F.mse_loss(model(x), y)
+
+
+def pass_without_gradients(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        target = model(x)
+    return F.mse_loss(model(x), target)
+
+
+def told(loss_of: Callable[[Any, Tensor, Tensor], Tensor]) -> list[str]:
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+    made = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 3)).double()
+    data = TensorDataset(torch.randn(32, 3).double(), torch.randn(32, 3).double())
+    model, optimizer, loader = hocket.distribute(
+        made, torch.optim.SGD(made.parameters(), lr=0.1), DataLoader(data, batch_size=16)
+    )
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss_of(model, x, y).backward()
+            optimizer.step()
+    return [str(one.message) for one in said if "the loop draws" in str(one.message)]
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "whose"), [(by_numpy, " of numpy"), (by_python, " of Python"), (after_the_model, "")]
+)
+def test_numbers_for_samples_are_told_of(loss_of: Callable[[Any, Tensor, Tensor], Tensor], whose: str) -> None:
+    first, other = run_ranks(told, 2, loss_of)
+    assert len(first) == 1
+    assert f"the loop draws random numbers{whose} for a batch" in first[0]
+    assert other == []
+
+
+@pytest.mark.parametrize("loss_of", [one_for_the_batch, two_passes, pass_without_gradients])
+def test_numbers_for_a_batch_and_those_of_passes_are_not(loss_of: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
+    assert run_ranks(told, 2, loss_of) == [[], []]
