@@ -40,6 +40,19 @@ def test_an_interval_holds_the_prediction_and_grows_with_what_is_not_known() -> 
     assert width(4096, basis="fitted", fitted_workers=256) > width(256, basis="fitted", fitted_workers=256)
 
 
+def test_what_a_workload_does_not_know_is_one_of_the_assumptions() -> None:
+    workload = capture(torch.nn.Linear(64, 64), torch.ones(8, 64), device="meta")
+    where = Network.of(cluster.load("laptop"))
+    said = []
+    for source in (workload.source, f"{workload.source}, without the FLOPs of library::fast, which are not known"):
+        known = dataclasses.replace(workload, source=source)
+        one = predict(Plan(), known, where, workers=1, batch=8)
+        said.append(
+            [row for row in assumptions(one, where, precision="float32", workload=known) if row[0] == "workload"]
+        )
+    assert said == [[], [("workload", "without the FLOPs of library::fast, which are not known", "assumed")]]
+
+
 def test_what_is_counted_on_processors_is_less_sure_and_says_so() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU())
     workload = capture(model, torch.ones(8, 64), device="meta")

@@ -253,6 +253,8 @@ def _assumptions(
         ("batch", f"{one.batch} samples, {own}, {micro} at a time", "given"),
         ("precision", _FLOAT8 if precision == "float8" else precision, "given"),
     ]
+    if workload and (unsure := workload.source.partition(", ")[2]):  # behind where its numbers are from
+        rows.append(("workload", unsure, "assumed"))
     here = network.first(one.workers)
     for what in here.unlike.split():
         rows.append((what, f"those of {network.name} differ: all are taken for the least of them", "assumed"))
