@@ -333,6 +333,10 @@ class Broken(torch.nn.Module):
 
 def broken():
     return Broken(), torch.rand(8, 64)
+
+
+def nowhere():
+    return torch.nn.Linear(64, 64, device="meta"), torch.rand(8, 64)
 """
 
 
@@ -418,6 +422,8 @@ def test_a_user_s_file_finds_its_neighbours_and_its_errors_are_one_line(capfd, t
         assert run("plan", f"{file}:build", *words) == 0
         said = capfd.readouterr().err
         assert len(os.sched_getaffinity(0)) == 1 or "threads, as each of 2 ranks of a host has" in said
+        assert run("plan", f"{file}:nowhere", *words) == 0
+        assert "measured" not in capfd.readouterr().err  # a model on meta has no times
     finally:
         torch.set_num_threads(threads)
     assert sys.path == path

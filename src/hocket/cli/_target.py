@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,13 +70,13 @@ def resolve_target(
     if ".py:" in target:
         if not os.path.isfile(file := target.rpartition(":")[0]):
             raise TargetError(f"{target}: there is no file {file!r}")
-        with _threads(sharers if device in (None, "cpu") else 1):  # on others no core computes
-            return _function(target, device, degrees, more)
+        on_cores = device in (None, "cpu")
+        return _with_threads(sharers if on_cores else 1, lambda: _function(target, device, degrees, more))
     if os.path.exists(target) and not os.path.isdir(target):
         return _file(Path(target))
     if name in names():
-        with _threads(sharers if device == "cpu" else 1):
-            return _bundled(name, device or "meta", degrees, more)
+        on_cores = device == "cpu"
+        return _with_threads(sharers if on_cores else 1, lambda: _bundled(name, device or "meta", degrees, more))
     known = ", ".join([*names(), *(f"gpt-{one}" for one in SHAPES)])
     raise TargetError(f"there is no workload {target!r}; there are {known}, or write train.py:build, or a file's path")
 
@@ -247,27 +247,27 @@ def _user_code(file: Path) -> Iterator[None]:
         sys.path.remove(folder)
 
 
-@contextmanager
-def _threads(sharers: int) -> Iterator[None]:
-    """Open a block with a rank's share of the threads, and say so where that is less than there were."""
+def _with_threads(sharers: int, take: Callable[[], Workload]) -> Workload:
+    """Return a workload that is taken with a rank's share of the threads; say so if it was measured with fewer."""
     import torch
 
     from hocket.launch import threads_of_rank
 
     before, wanted = torch.get_num_threads(), threads_of_rank(sharers)
     if wanted is None or wanted >= before:
-        yield
-        return
-    print(
-        f"measured with {wanted} of {before} threads, as each of {sharers} ranks of a host has; set OMP_NUM_THREADS to "
-        "choose",
-        file=sys.stderr,
-    )
+        return take()
     torch.set_num_threads(wanted)
     try:
-        yield
+        found = take()
     finally:
         torch.set_num_threads(before)
+    if found.measured:
+        print(
+            f"measured with {wanted} of {before} threads, as each of {sharers} ranks of a host has; set "
+            "OMP_NUM_THREADS to choose",
+            file=sys.stderr,
+        )
+    return found
 
 
 def _bundled(name: str, device: str, degrees: Sequence[int], optimizer: Mapping[str, Any]) -> Workload:
