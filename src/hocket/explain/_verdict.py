@@ -30,7 +30,7 @@ class Verdict:
     Attributes:
         kind: "straggler", "slow loader", "slow link", "loading data", "communication", "unbalanced stages", "bubbles",
             "small batches", "uneven work", "slow steps", "busy machine", "memory growth", "checkpoints", "garbage
-            collection", "not a number" or "died".
+            collection", "not a number", "died", "failed" or "ended" (from outside).
         sentence: The finding in one sentence.
         evidence: The figures behind it.
         next_step: What to do.

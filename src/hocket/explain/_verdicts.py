@@ -6,6 +6,7 @@ import numpy as np
 
 from hocket.profile import SAMPLE, STEP, LiveRank, RankRun, RunRecord
 
+from ._ending import ending
 from ._links import links_of, slow_link
 from ._parts import BUBBLE, CHECKPOINT, COLLECTOR, COMPUTATION, DATA, LATE, Parts
 from ._replay import Replay
@@ -17,6 +18,7 @@ _MIB = 2**20
 _LEAST_LOADING = 0.1  # the share of the time of which loading data is told
 _LEAST_SAMPLES = 6  # of memory, four a second
 _FEW_STEPS = 3  # whose memory says nothing of what each takes
+_STOOD_S = 10.0  # without a step when a job is ended from outside: it may have been ended since it stood
 _STRAIGHT = 0.9  # share of the variance of memory that a line explains
 _LAST_LINES = "read that rank's last lines of output; out of memory shows in `dmesg`"
 _NAMED = ("checkpoints", "garbage collection")  # whose begin and end are recorded: nothing is concluded
@@ -34,7 +36,10 @@ def verdicts_of(run: RunRecord, parts: Parts | None, live: Sequence[LiveRank]) -
         parts: Where the time of its steps went; None where it made none.
         live: Its ranks, now.
     """
-    found = _died(run, live)
+    over = ending(run.folder, run.world)
+    found = [over] if over is not None else []
+    if over is None or over.kind != "failed":
+        found += _died(run, live, ended=over is not None)
     timed: list[Verdict] = []
     if parts is not None and parts.steps >= LEAST_STEPS:
         for finder in (straggler, _link, _communication, _loading, _stages, _bubbles, _checkpoints, _garbage, _busy):
@@ -78,8 +83,14 @@ def _without_what_few_steps_explain(found: list[Verdict], slow: list[Verdict]) -
     return [*kept, *slow]
 
 
-def _died(run: RunRecord, now: Sequence[LiveRank]) -> list[Verdict]:
-    """Find ranks that were gone while others waited for them, or long before the others were."""
+def _died(run: RunRecord, now: Sequence[LiveRank], *, ended: bool) -> list[Verdict]:
+    """Find ranks that were gone while others waited for them, or long before the others were.
+
+    Args:
+        run: The run.
+        now: Its ranks, now.
+        ended: Whether the job was ended from outside.
+    """
     last_s = max(one.last_s for one in run.ranks)
     live = {one.rank: one for one in now}
     begun: dict[tuple[str, tuple[int, ...]], int] = {}  # the latest operation of a group that any rank has begun
@@ -96,9 +107,8 @@ def _died(run: RunRecord, now: Sequence[LiveRank]) -> list[Verdict]:
         )
     ]  # fmt: skip
     if len(gone) == run.world > 1:
-        return _all_died(
-            run, [one for one in gone if any(g.started < begun[g.name, g.ranks] for g in live[one.rank].groups)]
-        )
+        late = [one for one in gone if any(g.started < begun[g.name, g.ranks] for g in live[one.rank].groups)]
+        return [] if ended and not _stood(run) else _all_died(run, late, ended=ended)
     first_s = min((one.last_s for one in gone), default=0.0)
     return [
         Verdict(
@@ -114,7 +124,13 @@ def _died(run: RunRecord, now: Sequence[LiveRank]) -> list[Verdict]:
     ]
 
 
-def _all_died(run: RunRecord, awaited: list[RankRun]) -> list[Verdict]:
+def _stood(run: RunRecord) -> bool:
+    """Return whether no step had ended for long when the ranks were last heard of."""
+    ends = [float(one.steps[-1]) for one in run.ranks if len(one.steps)]
+    return bool(ends) and max(one.last_s for one in run.ranks) - max(ends) > _STOOD_S
+
+
+def _all_died(run: RunRecord, awaited: list[RankRun], *, ended: bool) -> list[Verdict]:
     """Tell whom the others waited for when all ended without a word: launchers end the others when one has died."""
     if not awaited or 2 * len(awaited) > run.world:
         return []
@@ -122,8 +138,13 @@ def _all_died(run: RunRecord, awaited: list[RankRun]) -> list[Verdict]:
     return [
         Verdict(
             "died",
-            f"all {run.world} ranks ended without a word, while the others waited for rank{'s'[: len(awaited) - 1]} "
-            f"{ranks}: if nobody ended the job, that is where it began",
+            (
+                f"the job had stood for more than {_STOOD_S:.0f} s"
+                if ended
+                else f"all {run.world} ranks ended without a word"
+            )
+            + f", while the others waited for rank{'s'[: len(awaited) - 1]} {ranks}"
+            + ("" if ended else ": if nobody ended the job, that is where it began"),
             f"all records stop; {len(awaited)} had not begun the operation in which the others waited",
             _LAST_LINES,
             "medium",
