@@ -75,21 +75,39 @@ def test_what_cannot_be_read_is_not_known(text: str | None, tmp_path: Path) -> N
 
 
 PROGRAM = """
-import os, torch, hocket
+import os, sys, time, torch, hocket
 trained = torch.nn.Linear(4, 4)
 trainer = hocket.Trainer(trained, torch.nn.functional.mse_loss, torch.optim.SGD(trained.parameters(), 0.1))
 for n in range(9):
     if n == 5 and os.environ["RANK"] == "1":
+        if sys.argv[1:] == ["hang"]:
+            time.sleep(100)
         raise ValueError("a bad sample")
     trainer.step((torch.ones(4, 4), torch.ones(4, 4)))
 """
 
 
+def run(folder: Path, *words: str) -> int:
+    """Run the program on two ranks, with these flags and arguments."""
+    (folder / "train.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "hocket", "run", "-n", "2", "--run-dir", "run", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, timeout=deadline(60), check=False).returncode
+
+
 def test_a_run_that_failed_says_so_first(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "hocket", "run", "-n", "2", "--run-dir", "run", "train.py"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=deadline(60), check=False)
-    assert ran.returncode == 1, ran.stderr
+    assert run(tmp_path, "train.py") == 1
     first = explain(tmp_path / "run").verdicts[0]
     assert (first.kind, first.ranks) == ("failed", (1,))
     assert first.sentence.startswith("rank 1 of 2 failed with ValueError: a bad sample")
+
+
+@pytest.mark.long
+def test_a_job_that_stood_when_it_was_ended_names_the_rank_that_others_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hocket.explain._verdicts._STOOD_S", 2.0)
+    assert run(tmp_path, "--timeout", str(deadline(12)), "train.py", "hang") == 124
+    ended, stood = explain(tmp_path / "run").verdicts[:2]
+    assert "was ended by its own time limit" in ended.sentence
+    assert re.match(r"the job had made no step for \d+ s, while the others waited for rank 1", stood.sentence)
+    assert stood.ranks == (1,)

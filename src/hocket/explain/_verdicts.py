@@ -1,10 +1,10 @@
 """What a run says for itself: who was late and why, what hung, and what costs most; one sentence each."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 
-from hocket.profile import SAMPLE, STEP, LiveRank, RankRun, RunRecord
+from hocket.profile import SAMPLE, STEP, LiveRank, RunRecord
 
 from ._ending import ending
 from ._links import links_of, slow_link
@@ -18,7 +18,7 @@ _MIB = 2**20
 _LEAST_LOADING = 0.1  # the share of the time of which loading data is told
 _LEAST_SAMPLES = 6  # of memory, four a second
 _FEW_STEPS = 3  # whose memory says nothing of what each takes
-_STOOD_S = 10.0  # without a step when a job is ended from outside: it may have been ended since it stood
+_STOOD_S = 10.0  # without a step, and five times a usual one: a job that is ended then may be so since it stood
 _STRAIGHT = 0.9  # share of the variance of memory that a line explains
 _LAST_LINES = "read that rank's last lines of output; out of memory shows in `dmesg`"
 _NAMED = ("checkpoints", "garbage collection")  # whose begin and end are recorded: nothing is concluded
@@ -37,9 +37,7 @@ def verdicts_of(run: RunRecord, parts: Parts | None, live: Sequence[LiveRank]) -
         live: Its ranks, now.
     """
     over = ending(run.folder, run.world)
-    found = [over] if over is not None else []
-    if over is None or over.kind != "failed":
-        found += _died(run, live, ended=over is not None)
+    found = _died(run, live) if over is None else [over, *(_stood(run, live) if over.kind == "ended" else [])]
     timed: list[Verdict] = []
     if parts is not None and parts.steps >= LEAST_STEPS:
         for finder in (straggler, _link, _communication, _loading, _stages, _bubbles, _checkpoints, _garbage, _busy):
@@ -83,32 +81,20 @@ def _without_what_few_steps_explain(found: list[Verdict], slow: list[Verdict]) -
     return [*kept, *slow]
 
 
-def _died(run: RunRecord, now: Sequence[LiveRank], *, ended: bool) -> list[Verdict]:
-    """Find ranks that were gone while others waited for them, or long before the others were.
-
-    Args:
-        run: The run.
-        now: Its ranks, now.
-        ended: Whether the job was ended from outside.
-    """
+def _died(run: RunRecord, now: Sequence[LiveRank]) -> list[Verdict]:
+    """Find ranks that were gone while others waited for them, or long before the others were."""
     last_s = max(one.last_s for one in run.ranks)
     live = {one.rank: one for one in now}
-    begun: dict[tuple[str, tuple[int, ...]], int] = {}  # the latest operation of a group that any rank has begun
-    for one in now:
-        for g in one.groups:
-            begun[g.name, g.ranks] = max(begun.get((g.name, g.ranks), 0), g.started)
+    behind = _behind(now)
     gone = [
         one
         for one in run.ranks
         if one.ended_s is None and one.rank in live and live[one.rank].state in ("dead", "silent")
-        and (
-            last_s - one.last_s > 3.0
-            or any(g.waits or g.started < begun[g.name, g.ranks] for g in live[one.rank].groups)
-        )
+        and (last_s - one.last_s > 3.0 or one.rank in behind or any(g.waits for g in live[one.rank].groups))
     ]  # fmt: skip
     if len(gone) == run.world > 1:
-        late = [one for one in gone if any(g.started < begun[g.name, g.ranks] for g in live[one.rank].groups)]
-        return [] if ended and not _stood(run) else _all_died(run, late, ended=ended)
+        how = f"all {run.world} ranks ended without a word"
+        return _awaited(run, behind, how, ": if nobody ended the job, that is where it began")
     first_s = min((one.last_s for one in gone), default=0.0)
     return [
         Verdict(
@@ -124,27 +110,36 @@ def _died(run: RunRecord, now: Sequence[LiveRank], *, ended: bool) -> list[Verdi
     ]
 
 
-def _stood(run: RunRecord) -> bool:
-    """Return whether no step had ended for long when the ranks were last heard of."""
-    ends = [float(one.steps[-1]) for one in run.ranks if len(one.steps)]
-    return bool(ends) and max(one.last_s for one in run.ranks) - max(ends) > _STOOD_S
+def _stood(run: RunRecord, now: Sequence[LiveRank]) -> list[Verdict]:
+    """Tell whom the others of a job waited for that was ended from outside, if no step had ended for long."""
+    steps = [one.steps for one in run.ranks if len(one.steps) > 1]
+    if not steps:
+        return []
+    stood_s = max(one.last_s for one in run.ranks) - max(one[-1] for one in steps)
+    if stood_s < max(_STOOD_S, 5 * max(float(np.median(np.diff(one))) for one in steps)):
+        return []
+    return _awaited(run, _behind(now), f"the job had made no step for {stood_s:.0f} s", "")
 
 
-def _all_died(run: RunRecord, awaited: list[RankRun], *, ended: bool) -> list[Verdict]:
-    """Tell whom the others waited for when all ended without a word: launchers end the others when one has died."""
+def _behind(now: Sequence[LiveRank]) -> set[int]:
+    """Return the ranks that had not begun the latest operation which others of a group of theirs had."""
+    begun: dict[tuple[str, tuple[int, ...]], int] = {}
+    for one in now:
+        for g in one.groups:
+            begun[g.name, g.ranks] = max(begun.get((g.name, g.ranks), 0), g.started)
+    return {one.rank for one in now if any(g.started < begun[g.name, g.ranks] for g in one.groups)}
+
+
+def _awaited(run: RunRecord, behind: Set[int], how: str, then: str) -> list[Verdict]:
+    """Tell whom the others waited for when all ended at once: launchers end the others when one has died."""
+    awaited = [one for one in run.ranks if one.rank in behind]
     if not awaited or 2 * len(awaited) > run.world:
         return []
     ranks = listed(f"{one.rank} (host {one.host})" for one in awaited)
     return [
         Verdict(
             "died",
-            (
-                f"the job had stood for more than {_STOOD_S:.0f} s"
-                if ended
-                else f"all {run.world} ranks ended without a word"
-            )
-            + f", while the others waited for rank{'s'[: len(awaited) - 1]} {ranks}"
-            + ("" if ended else ": if nobody ended the job, that is where it began"),
+            f"{how}, while the others waited for rank{'s'[: len(awaited) - 1]} {ranks}{then}",
             f"all records stop; {len(awaited)} had not begun the operation in which the others waited",
             _LAST_LINES,
             "medium",
