@@ -248,8 +248,9 @@ def test_a_size_that_following_cannot_see_holds_batches_to_the_samples(how: Any)
     for n in (4, 1, 7):  # the model has more samples, or fewer, than the sample: of no matter
         x = torch.randn(n, 4, 6)
         torch.testing.assert_close(pipeline.forward((x,)), model(x))
-    with pytest.raises(ValueError, match="tensor 0 of the inputs has 7 in dim 1, and 4 in the sample"):
-        pipeline.forward((torch.randn(4, 7, 6),))
+    for other in (torch.randn(4, 7, 6), torch.randn(4)):
+        with pytest.raises(ValueError, match="and has 4 in dim 1 in the sample"):
+            pipeline.forward((other,))
 
 
 def test_sizes_that_are_seen_may_be_others_than_the_samples() -> None:

@@ -58,12 +58,13 @@ def check_sizes(inputs: Any, known: Sequence[tuple[int, int, int]]) -> None:
     """Raise ValueError unless inputs have the sizes by which the stages hold: see `Stage.unseen`."""
     tensors = _values.tensors_of(inputs) if known else []
     for at, dim, size in known:
-        if tensors[at].shape[dim] != size:
+        shape = tuple(tensors[at].shape) if at < len(tensors) else ()
+        if shape[dim : dim + 1] != (size,):
             raise ValueError(
-                f"tensor {at} of the inputs has {tensors[at].shape[dim]} in dim {dim}, and {size} in the sample that "
-                "the model was split with: its code uses that number where following it once does not see it (in an "
-                "index of a list made in the forward, a name, a function in C), and the stages would go on with the "
-                "sample's. Pad batches to its sizes, keep such a list in an attribute, compute with math and torch "
+                f"tensor {at} of the inputs is {shape}, and has {size} in dim {dim} in the sample that the model was "
+                "split with: its code uses that number where following it once does not see it (in an index of a list "
+                "made in the forward, a name, a function in C), and the stages would go on with the sample's. Pad "
+                "batches to its sizes, keep such a list in an attribute, compute with math and torch "
                 "(math.prod(x.shape[1:]), torch.tensor([n])), or say pipeline_parallel_degree = 1"
             )
 
