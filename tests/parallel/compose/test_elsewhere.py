@@ -74,6 +74,21 @@ def gradients() -> list[list[str]]:
     ]
 
 
+def writing() -> tuple[str, Any]:
+    model, trainer = trained()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.data.copy_(torch.full(p.shape, 0.5))
+            p.mul_(2).add_(torch.ones(p.shape))
+        try:
+            for p in model.parameters():
+                p.data.copy_(torch.zeros(7))
+            raised = ""
+        except RuntimeError as error:
+            raised = str(error)
+    return raised, trainer.state_dict()
+
+
 def saving() -> list[tuple[int, ...]]:
     model, _ = trained()
     file = io.BytesIO()
@@ -110,6 +125,14 @@ def test_gradients_and_buffers_of_another_stage_are_told_where_a_program_reads_t
         assert [f"{mean} is a buffer {held}" in one for one in buffers] == [True]
         assert "trainer.grad_norm" in read[0]
         assert not zeroed
+
+
+def test_what_a_program_writes_of_the_wholes_shape_is_written_by_the_rank_that_holds_it() -> None:
+    for raised, state in run_ranks(writing, 2):
+        assert raised  # 7 values fit no parameter
+        assert {
+            float(x) for name, one in state.items() if name.endswith(("weight", "bias")) for x in one.flatten()
+        } == {2}
 
 
 def test_what_a_rank_holds_is_saved_without_a_class_of_this_package() -> None:

@@ -23,7 +23,8 @@ _told: set[str] = set()  # lines of the program
 class TensorElsewhere(torch.Tensor):
     """A tensor of no elements, made of one that another rank holds: what is computed of it is told or named.
 
-    A program that asks for its shape, say to count the model's parameters, gets the whole's.
+    A program that asks for its shape, say to count the model's parameters, gets the whole's. What it writes of that
+    shape (`p.copy_(torch.zeros(p.shape))`) is written on the rank that holds it.
     """
 
     home = ""  # which parameter or buffer, and who holds it
@@ -40,6 +41,8 @@ class TensorElsewhere(torch.Tensor):
             try:
                 found = func(*args, **(kwargs or {}))
             except (RuntimeError, IndexError) as error:
+                if name.endswith("_") and not name.endswith("__") and _fits(func, args, kwargs or {}):
+                    return args[0]
                 raise RuntimeError(f"{said} ({type(error).__name__}: {error}): {_REMEDY}") from error
             if type(found) is torch.Tensor and not found.numel():
                 found = found.as_subclass(TensorElsewhere)
@@ -104,6 +107,21 @@ def _caller() -> FrameType | None:
 
 def _whole(value: Any) -> Any:
     return value.whole if isinstance(value, TensorElsewhere) and value.whole is not None else value
+
+
+def _fits(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether the first argument is a tensor elsewhere, which the call would change in place if it were here."""
+    if not args or not isinstance(args[0], TensorElsewhere) or args[0].whole is None:
+        return False
+    try:
+        func(*tree_map(_meta, tuple(args)), **tree_map(_meta, kwargs))
+    except (RuntimeError, IndexError):
+        return False
+    return True
+
+
+def _meta(value: Any) -> Any:
+    return _whole(value).detach().to("meta") if isinstance(value, torch.Tensor) else value
 
 
 def _sums_gradients(caller: FrameType | None) -> bool:
