@@ -147,7 +147,7 @@ def train(
     sample = data.tensors[0][: programs.BATCH].to(device)
     trainer = hocket.Trainer(model, loss_fn, optimizer, plan, sample=sample)
     losses = losses_of(trainer, loader, device, load, save, until)
-    held = {str(p.device) for p in trainer.model.parameters() if p.numel()}
+    held = {str(p.device) for p in trainer.model.parameters() if p.untyped_storage().nbytes()}
     return {
         "losses": losses,
         "metric": trainer.evaluate(on_device(data, device)),
