@@ -147,7 +147,7 @@ def train(
     sample = data.tensors[0][: programs.BATCH].to(device)
     trainer = hocket.Trainer(model, loss_fn, optimizer, plan, sample=sample)
     losses = losses_of(trainer, loader, device, load, save, until)
-    held = {str(p.device) for p in trainer.model.parameters() if p.numel()}
+    held = {str(p.device) for p in trainer.model.parameters() if p.untyped_storage().nbytes()}
     return {
         "losses": losses,
         "metric": trainer.evaluate(on_device(data, device)),
@@ -241,7 +241,7 @@ def built_on_device(device: str, plan: Plan, deferred: bool) -> Any:
     trainer = hocket.Trainer(model, over_tokens, torch.optim.AdamW(model.parameters(), lr=1e-3), plan, sample=ids)
     losses = [float(trainer.step((ids, ids))) for _ in range(3)]
     parts: list[Any] = [p.to_local() if hasattr(p, "to_local") else p for p in trainer.model.parameters()]
-    held = sum(part.numel() for part in parts)
+    held = sum(part.numel() for part in parts if part.untyped_storage().nbytes())
     return {"losses": losses, "meta": meta, "held": held, "state": numbers(trainer.state_dict())}
 
 

@@ -360,7 +360,7 @@ def train_stateful(name: str, plan: Plan | None, steps: int = 4) -> Any:
         else:
             trainer = hocket.Trainer(model, F.mse_loss, optimizer, plan, sample=x[:8])
             losses = [float(trainer.step((x[a : a + 8], y[a : a + 8]))) for a in range(0, len(x), 8)]
-    held = {name: buffer.double() for name, buffer in model.named_buffers() if buffer.numel()}
+    held = {name: buffer.double() for name, buffer in model.named_buffers() if buffer.untyped_storage().nbytes()}
     return losses, held, [str(one.message) for one in heard if issubclass(one.category, UserWarning)]
 
 

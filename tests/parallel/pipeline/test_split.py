@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import random
 from math import log
@@ -218,6 +219,56 @@ def test_what_python_makes_of_a_size_is_of_each_batch_or_an_error(how: Any, what
     else:
         with pytest.raises(OtherBranchError, match="would take another way"):
             chained(stages, (x,))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda model, x: TABLE[:][x.shape[1]],
+        lambda model, x: {str(i): one for i, one in enumerate(TABLE)}[str(x.shape[1])],
+        lambda model, x: getattr(model, f"width{x.shape[1]}"),
+        lambda model, x: sum(itertools.islice(TABLE, x.shape[1])),
+        lambda model, x: x.shape[1:].numel(),
+        lambda model, x: torch.LongTensor([x.shape[1]]),
+    ],
+)
+def test_a_size_that_following_cannot_see_holds_batches_to_the_samples(how: Any) -> None:
+    class Sized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+            for i in range(9):
+                setattr(self, f"width{i}", float(i))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.relu(self.a(x)) * how(self, x))
+
+    model = Sized()
+    pipeline = Pipeline(split(model, 2, (torch.randn(4, 4, 6),)), World(0, 1, None))
+    for n in (4, 1, 7):  # the model has more samples, or fewer, than the sample: of no matter
+        x = torch.randn(n, 4, 6)
+        torch.testing.assert_close(pipeline.forward((x,)), model(x))
+    for other in (torch.randn(4, 7, 6), torch.randn(4)):
+        with pytest.raises(ValueError, match="and has 4 in dim 1 in the sample"):
+            pipeline.forward((other,))
+
+
+def test_sizes_that_are_seen_may_be_others_than_the_samples() -> None:
+    class Seen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            x = self.a(x) * math.prod(x.shape[1:]) if x.is_contiguous() else x
+            return self.b(x + torch.arange(x.shape[1])[:, None]) * mask[..., None]
+
+    model = Seen()
+    stages = split(model, 2, (torch.randn(4, 4, 6), torch.ones(4, 4)))
+    assert stages[0].unseen == ()
+    pipeline = Pipeline(stages, World(0, 1, None))
+    x, mask = torch.randn(3, 9, 6), torch.rand(3, 9)
+    torch.testing.assert_close(pipeline.forward((x, mask)), model(x, mask))
 
 
 def windows_of(x: Tensor) -> Tensor:

@@ -219,7 +219,8 @@ def divide_layers(draft: Draft) -> None:
     homes = {
         id(t): (stage.names[name], ranks[home])
         for stage, home in zip(stages, plan_homes(plan), strict=True)
-        for name, t in stage.module.named_parameters()
+        for name, t in (*stage.module.named_parameters(), *stage.module.named_buffers())
+        if name in stage.names
     }
     for tensor in (*parameters_of(model), *model.buffers()):
         if id(tensor) not in kept:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,21 @@ def outline(value: Any) -> Any:
     if isinstance(value, int | float):
         return "a number"
     return value if value is None or isinstance(value, str) else type(value).__name__
+
+
+def check_sizes(inputs: Any, known: Sequence[tuple[int, int, int]]) -> None:
+    """Raise ValueError unless inputs have the sizes by which the stages hold: see `Stage.unseen`."""
+    tensors = _values.tensors_of(inputs) if known else []
+    for at, dim, size in known:
+        shape = tuple(tensors[at].shape) if at < len(tensors) else ()
+        if shape[dim : dim + 1] != (size,):
+            raise ValueError(
+                f"tensor {at} of the inputs is {shape}, and has {size} in dim {dim} in the sample that the model was "
+                "split with: its code uses that number where following it once does not see it (in an index of a list "
+                "made in the forward, a name, a function in C), and the stages would go on with the sample's. Pad "
+                "batches to its sizes, keep such a list in an attribute, compute with math and torch "
+                "(math.prod(x.shape[1:]), torch.tensor([n])), or say pipeline_parallel_degree = 1"
+            )
 
 
 def sizes(samples: int, count: int, fewest: int = 1) -> list[int]:

@@ -250,6 +250,7 @@ class Pipeline:
                 f"the model was split with a sample of {known}, and this batch is {found}: its code may take another "
                 "way. Give Trainer(sample=) inputs like the batches"
             )
+        _micro.check_sizes(inputs, self.stages[0].unseen)
         return _micro.cut(inputs, target, count, self.stages[0].fewest)
 
     def _from_last(self, output: Any) -> Any:

@@ -83,11 +83,18 @@ def split(
         )
         stages = build(traced, begins, seconds)
         fewest, written = _verify.compare(model, stages, sample, cut=cut) if verify else (1, ())
+        unseen = _verify.sizes_unseen(model, stages, sample, cut=cut) if verify else ()
         forms = [one for one in (traced, traced.other) if one is not None]
         _refuse_changed_elsewhere(stages, {*written, *(name for one in forms for name in changed(one))})
         traced.forget()
     settled = SettledModules(model, {str(n.target) for one in forms for n in one.steps if n.op == "call_module"})
-    told = {"outline": _micro.outline(sample), "fewest": fewest, "written": written, "settled": settled}
+    told = {
+        "outline": _micro.outline(sample),
+        "fewest": fewest,
+        "written": written,
+        "settled": settled,
+        "unseen": unseen,
+    }
     return [replace(stage, **told) for stage in stages]
 
 

@@ -49,6 +49,8 @@ class Stage:
     segments: Callable[[], tuple[Segment, ...]] = field(default=tuple, compare=False, repr=False)
     outline: Any = None  # of the model's inputs, see `_micro.outline`; None if it does not matter
     fewest: int = 1  # samples that a micro-batch must have for it
+    # sizes of the sample by which it holds alone: of each the tensor of the inputs, in order, its dim, and the size
+    unseen: tuple[tuple[int, int, int], ...] = ()
     # what must stay as it was when the model was split; None if that is not watched
     settled: Any = field(default=None, compare=False, repr=False)
     seconds: float = 0.0  # that its steps take, forward and backward; 0 if that was not measured

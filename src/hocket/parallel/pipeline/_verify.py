@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -12,6 +13,7 @@ from hocket.sharding import same_values
 from hocket.workload.division import seed
 
 from ..batches import trees as _trees
+from ..partition.tensor import CutParameters
 from ..state import give_back, is_deferred
 from . import _micro, _values
 from ._flight import Flight
@@ -21,6 +23,7 @@ from ._stage import Stage
 from ._trace import UNCUT, SplitError
 
 Tensor = torch.Tensor
+_FEW: Final = 2  # samples, which batch norm takes
 
 
 def compare(
@@ -71,6 +74,86 @@ def compare(
             for module, mode in modes:
                 module.training = mode
     return fewest, tuple(written)
+
+
+def sizes_unseen(
+    model: torch.nn.Module, stages: Sequence[Stage], inputs: Any, *, cut: bool = True
+) -> tuple[tuple[int, int, int], ...]:
+    """Return the sizes of the sample by which the stages hold alone, while the model's code takes others too.
+
+    Where a model takes the sample with half or twice as many of something, the stages that give another output then
+    have a number in them that was not followed. This is tried on the CPU, where an index out of its range is an error
+    and not the end of all work on a device, and where no rank waits for what another one computes.
+
+    Returns:
+        Of each such size the tensor of the inputs, in order, its dim, and the size.
+    """
+    parts = any(
+        type(one).__module__.startswith("hocket.") or isinstance(one._parameters, CutParameters)
+        for one in model.modules()
+    )
+    tensors = [*_values.tensors_of(inputs), *model.parameters(), *model.buffers()]
+    if parts or any(one.device.type != "cpu" or is_deferred(one) for one in tensors):
+        return ()
+    samples = _micro.samples_of(inputs, None) if cut else 0
+    few = _micro.first(inputs, samples, min(samples, _FEW)) if cut else inputs
+    places: dict[int, list[tuple[int, int, int]]] = {}
+    for at, tensor in enumerate(_values.tensors_of(few)):
+        for dim, size in enumerate(tensor.shape if tensor.layout is torch.strided else ()):
+            if size > 1 and (dim or not cut or size != min(samples, _FEW)):
+                places.setdefault(size, []).append((at, dim, size))
+    found: set[tuple[int, int, int]] = set()
+    modes = [(module, module.training) for module in model.modules()]
+    for training in (model.training, not model.training):
+        trains = training or training is modes[0][1]
+        try:
+            if training is not model.training:
+                model.train(training)
+            for some in places.values():
+                if not found.issuperset(some) and _unseen(model, stages, few, some, training, gradients=trains):
+                    found.update(some)
+        finally:
+            for module, mode in modes:
+                module.training = mode
+    return tuple(sorted(found))
+
+
+def _unseen(
+    model: torch.nn.Module,
+    stages: Sequence[Stage],
+    inputs: Any,
+    places: Sequence[tuple[int, int, int]],
+    training: bool,
+    *,
+    gradients: bool,
+) -> bool:
+    """Return whether stages give another output than the model, and no error, with other sizes at these places."""
+    for change in (_halved, _doubled):
+        counter = itertools.count()
+        dims = [[dim for at, dim, _ in places if at == i] for i in range(len(_values.tensors_of(inputs)))]
+        other = _trees.mapped(inputs, lambda tensor: functools.reduce(change, dims[next(counter)], tensor))  # noqa: B023
+        try:
+            theirs = _results(model, lambda: (_trees.called(model, other), None), backward=False, gradients=gradients)  # noqa: B023
+        except Exception:  # it does not take such sizes
+            continue
+        try:
+            ours = _results(model, lambda: chained(stages, other), backward=False, gradients=gradients)  # noqa: B023
+        except Exception:  # nor do the stages: a batch would end so
+            return False
+        try:
+            _compare(model, ours, theirs, training)
+        except SplitError:
+            return True
+        return False
+    return False
+
+
+def _halved(tensor: Tensor, dim: int) -> Tensor:
+    return tensor.narrow(dim, 0, tensor.shape[dim] // 2).clone(memory_format=torch.contiguous_format)
+
+
+def _doubled(tensor: Tensor, dim: int) -> Tensor:
+    return torch.cat([tensor, tensor], dim)
 
 
 def _buffers(model: torch.nn.Module) -> dict[str, Tensor]:
