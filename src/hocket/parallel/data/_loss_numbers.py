@@ -121,10 +121,9 @@ def factors(loss: torch.Tensor, samples: int, *, summed: bool = False) -> list[f
     found = []
     for one in parts:
         adds = getattr(one.node, "_saved_reduction", None) == 2 or one.node.name() in SUMS
-        by = 1.0 if one.divisor is None else abs(float(one.divisor)) or 1.0
         if adds is summed:
             constant = summed or (one.divisor is not None and is_plain(one.divisor))
-            found.append(one.factor / (by if constant else 1.0))
+            found.append(one.scale if constant else one.factor)
         elif adds and one.divisor is not None:
             found.append(one.factor)
     return found if all(map(math.isfinite, found)) else []
