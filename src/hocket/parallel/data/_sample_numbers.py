@@ -15,6 +15,7 @@ from ..mesh import World
 from ..state import parameters_of
 from ._apart import with_another
 from ._generator_marks import Mark, default_generators, digest, marks
+from ._own_draws import OwnDraws
 
 _BOTH = (
     "the model draws random numbers for its samples and others that hold for all of a batch, from one generator: ranks "
@@ -52,16 +53,17 @@ class SampleNumbers:
         self._world, self._place, self._own = world, world.rank if place is None else place, own
         self._first: list[Mark] = []  # what the generators were like when the latest batch came
         self._looped: set[int] = set()  # which of them the loop has drawn from for it, as for samples
+        self._owned: set[int] = set()  # what others were like, of the program's own, from which it has
 
     def look(self) -> None:
         """Note what the generators are like when a batch is there."""
-        self._first, self._looped = marks(), set()
+        self._first, self._looped, self._owned = marks(), set(), set()
 
     def decide(self, draws: "Draws") -> None:
         """Decide by what the first forward pass drew on each rank, and warn; a collective operation."""
         first = [one[:2] for one in self._first]
-        everyone = self._world.from_all((first, draws.by_samples, draws.others, draws.elsewhere, self._looped))
-        marks, by_samples, others, elsewhere, looped = zip(*everyone, strict=True)
+        mine = first, draws.by_samples, draws.others, draws.elsewhere, self._looped, self._owned
+        marks, by_samples, others, elsewhere, looped, owned = zip(*self._world.from_all(mine), strict=True)
         self._own = any(by_samples) and not any(others) and self._world.size > 1
         if self._world.size == 1 or self._world.rank:
             return
@@ -72,6 +74,8 @@ class SampleNumbers:
             kinds = [_KINDS[i] for i in alike if i in set().union(*drawn)]
             if kinds:
                 warn(text.format(kinds[0]))
+        if set.intersection(*owned):
+            warn(_IN_LOOP.format(" from a generator of its own"))
 
     @property
     def own(self) -> bool | None:
@@ -100,6 +104,7 @@ class ModelNumbers(SampleNumbers):
         super().__init__(world)
         self._draws: Draws | None = Draws((), 0)  # of that pass; None once it was decided by them
         self._since: list[Mark] = []  # what the generators were like before what the loop does
+        self._own_draws: OwnDraws | None = None  # since then
         self._samples = 0
 
     @property
@@ -117,17 +122,22 @@ class ModelNumbers(SampleNumbers):
         if self._draws is not None:
             self.look()
             self._since, self._samples = self._first, samples
+            self._own_draws = OwnDraws() if self._world.size > 1 else None
 
     def pass_begins(self) -> None:
         """Note what the loop has drawn until a forward pass of any model, or a back-propagation."""
         if self._draws is not None and self._first:
             drawn = map(Mark.words, self._since, marks())
             self._looped |= {i for i, words in enumerate(drawn) if words >= max(1, self._samples)}
+            if self._own_draws is not None:
+                self._owned |= self._own_draws.drawn(max(1, self._samples))
 
     def pass_ended(self) -> None:
         """Note what the generators are like after a forward pass, which draws by itself."""
         if self._draws is not None and self._first:
             self._since = marks()
+            if self._own_draws is not None:
+                self._own_draws.again()
 
     def forward_begins(self, module: torch.nn.Module, inputs: Any, samples: int, drawn: set[int]) -> None:
         """Look what the model draws for these inputs, as `draws_apart` says and the look at parts of them."""
@@ -141,7 +151,7 @@ class ModelNumbers(SampleNumbers):
         if self._draws is not None:
             self.pass_begins()
             self.decide(self._draws)
-            self._draws = None
+            self._draws = self._own_draws = None
 
 
 class StageNumbers(SampleNumbers):
