@@ -1,5 +1,6 @@
 """Random numbers that forward passes draw for samples: other ones on every rank, also where all are seeded alike."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -193,13 +194,14 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         by_samples: Whether something was drawn that has a row for each sample.
         others: Whether something else was.
+        unsure: Whether that may be for samples: it has a row for each, and the shape of a parameter.
         elsewhere: Default generators of Python (1) and numpy (2) that were drawn from by the number of samples.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module], samples: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._samples, self._shapes = samples, {p.shape for one in modules for p in parameters_of(one)}
-        self.by_samples = self.others = False
+        self.by_samples = self.others = self.unsure = False
         self.elsewhere: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -215,10 +217,11 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note(self, shape: torch.Size) -> None:
         rows = self._samples in shape or (len(shape) > 1 and shape[0] % self._samples == 0)
-        if rows and shape.numel() > 1 and shape not in self._shapes:
-            self.by_samples = True
-        else:
-            self.others = True
+        rows &= shape.numel() > 1
+        known = shape in self._shapes
+        self.by_samples |= rows and not known
+        self.others |= known or not rows
+        self.unsure |= rows and known
 
 
 def draws_of(modules: Sequence[torch.nn.Module], samples: int, run: Callable[[], Any]) -> Draws:
@@ -248,13 +251,29 @@ def draws_apart(module: torch.nn.Module, inputs: Any, samples: int) -> Draws:
         samples: How many samples these hold.
     """
     module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
-    args, kwargs = mapped(inputs, lambda one: one.detach().clone().requires_grad_(one.requires_grad))  # for itself
     if not module.training or any(one._forward_hooks for one in module.modules()):
         return Draws((), samples)
-    if samples == 1 and samples_in(two := mapped((args, kwargs), with_another), 2) == 2:
-        (args, kwargs), samples = two, 2  # else what has a row for each sample looks like what holds for a batch
+    if samples == 1 and samples_in(two := mapped(inputs, with_another), 2) == 2:
+        inputs, samples = two, 2  # else what has a row for each sample looks like what holds for a batch
+    args, kwargs = mapped(inputs, _for_itself)
     with torch_adapter.without_collectives():
-        return draws_of([module], samples, lambda: module(*args, **kwargs))
+        found = draws_of([module], samples, lambda: module(*args, **kwargs))
+        if found.unsure:  # of a number of samples that no parameter has in its shape
+            sizes = {size for p in parameters_of(module) for size in p.shape}
+            many = next(size for size in itertools.count(samples + 1) if size not in sizes)
+            more = mapped(inputs, lambda one: _for_itself(_with_more(one, samples, many)))
+            if samples_in(more, many) == many:
+                again = draws_of([module], many, lambda: module(*more[0], **more[1]))
+                found = again if again.by_samples or again.others else found
+    return found
+
+
+def _with_more(one: torch.Tensor, samples: int, many: int) -> torch.Tensor:
+    return torch.cat([one, *[one[:1]] * (many - samples)]) if one.shape[:1] == (samples,) else one
+
+
+def _for_itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 @contextmanager
