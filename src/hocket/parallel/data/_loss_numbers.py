@@ -37,6 +37,7 @@ _NUMBERS: Final[dict[str, tuple[str, ...]]] = {
 }
 """What operators of losses keep of the numbers that they were given."""
 
+_OF_CLASSES: Final = ("NllLoss", "NllLoss2D")  # whose weights are never of samples
 _WEIGHTS: Final = ("weight", "pos_weight")  # of classes, that may be several
 _LAYERS: Final = ("Addmm", "Convolution", "Native", "ScaledDot", "Embedding", "Cudnn")  # of models: no loss's
 _APART: Final = (
@@ -170,7 +171,8 @@ def _number(node: Any, name: str, samples: int) -> float | None:
         return None
     if value.numel() == 1:
         return float(value) if not value.dim() or name in _WEIGHTS else None
-    if name not in _WEIGHTS or value.shape[0] == samples:
+    of_classes = kind_of(node) in _OF_CLASSES  # also where these are as many as samples
+    if name not in _WEIGHTS or (value.shape[0] == samples and not of_classes):
         return None
     some = value.detach().flatten()[:_ELEMENTS].double()
     return float(some @ torch.linspace(1.0, 2.0, len(some), dtype=some.dtype, device=some.device))
