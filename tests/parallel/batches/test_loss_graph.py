@@ -144,6 +144,15 @@ def test_one_sample_of_which_nothing_counts_may_be_divided_by_their_number() -> 
     assert divisors(loss, 3) == (0.0,)
 
 
+def test_one_sample_that_is_masked_counts_nothing_where_the_mask_is_counted() -> None:
+    """Ranks of one sample each: the loss of those that count was that of all ranks' mean, by half too small."""
+    output, mask = torch.rand(1, 5, requires_grad=True) * 1.0, torch.tensor([False])
+    loss = (output.sum(1) * mask).sum() / mask.sum().clamp(min=1)
+    assert divisors(loss, 1) == (0.0,)
+    assert divisors(loss / 4, 1) == (0.0,)
+    assert divisors((output.sum(1) * ~mask).sum() / (~mask).sum(), 1) == (1.0,)
+
+
 CONSTANTS: tuple[float | Tensor, ...] = (2, 3.0, 0.5, 4, 30, 1.62, 7, torch.tensor(2.5))
 
 

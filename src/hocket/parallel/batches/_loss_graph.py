@@ -188,8 +188,9 @@ def _count(term: Term, samples: int | None) -> float | None:
     if _is_sum(node):
         if term.divisor is None:
             return _SUM if term.factor else 0.0  # `output.sum() * 0`, where a part has nothing that counts
-        # One sample of which nothing counts may be divided by their number: `guarded` tells of it.
-        empty = (float(term.divisor) <= 1 or term.by_one) and samples != 1 and is_empty(node, term.divisor)
+        # One sample of which nothing counts may be divided by their number: `guarded` tells of it. A tensor is none.
+        empty = (float(term.divisor) <= 1 or term.by_one) and (samples != 1 or not is_plain(term.divisor))
+        empty = empty and is_empty(node, term.divisor)
         return 0.0 if empty else abs(float(term.divisor)) * term.more
     if node.name() in _MEANS:
         return float(node._saved_self_sym_numel)
