@@ -51,6 +51,20 @@ def one_for_the_batch(model: Any, x: Tensor, y: Tensor) -> Tensor:
     return F.mse_loss(model(x * np.random.rand()), y * random.random())
 
 
+class Unbound:
+    """As a proxy of what is not there yet."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("working outside of a context")
+
+
+UNBOUND = Unbound()
+
+
+def beside_a_proxy(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(model(x), y if UNBOUND is not None else x)
+
+
 def two_passes(model: Any, x: Tensor, y: Tensor) -> Tensor:
     return F.mse_loss(model(x), y) + F.mse_loss(model(x), y)
 
@@ -102,6 +116,6 @@ def test_those_of_a_generator_that_each_rank_seeds_are_not() -> None:
     assert run_ranks(told, 2, by_one_of_torch, True) == [[], []]
 
 
-@pytest.mark.parametrize("loss_of", [one_for_the_batch, one_by_own, two_passes, pass_without_gradients])
+@pytest.mark.parametrize("loss_of", [one_for_the_batch, one_by_own, beside_a_proxy, two_passes, pass_without_gradients])
 def test_numbers_for_a_batch_and_those_of_passes_are_not(loss_of: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
     assert run_ranks(told, 2, loss_of) == [[], []]

@@ -24,7 +24,11 @@ class OwnDraws:
     def __init__(self) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what a program's object says when it is looked at
-            self._before = [(one, copy.deepcopy(state_of(one))) for one in own_generators(*_reached())]
+            try:
+                found = own_generators(*_reached())
+            except Exception:  # of an object that does not let itself be looked at, such as an unbound proxy
+                found = []
+            self._before = [(one, copy.deepcopy(state_of(one))) for one in found]
 
     def drawn(self, words: int) -> set[int]:
         """Return digests of what those were like from which at least so many words of 32 bits were drawn since."""
