@@ -536,6 +536,7 @@ for step in range(3):
         rf"rank 1{place} ended with status 0 while others still trained; rank 0 waited in vain", ran.stderr
     )
     assert "All ranks take the same steps" in ran.stderr
+    assert "(early stopping) is to go by hocket.average of it" in ran.stderr
 
 
 def test_a_rank_that_ends_well_when_the_job_is_ended_has_not_left(launched: Any, script: Any) -> None:

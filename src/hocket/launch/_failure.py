@@ -225,6 +225,7 @@ def describe(failures: Sequence[RankFailure], began_s: float, kills: MemoryKills
         lines.append(f"{which} ended because of that ({name})")
     if any(failure.left for failure in failures):
         lines.append("All ranks take the same steps: look for an exit, or a shorter loop, that not all of them reach.")
+        lines.append("A loop that ends by a loss or a metric (early stopping) is to go by hocket.average of it.")
     return lines
 
 

@@ -1,5 +1,6 @@
 """What the graph of a loss tells it divides by."""
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -102,6 +103,8 @@ def test_the_mean_over_a_rank_s_one_sample_divides_by_samples(taken: Callable[[T
         (lambda output, target: _all(output, target) / target.sum().clamp(min=1), 0, True),
         (lambda output, target: _all(output, target) / max(1, int(target.sum())), 0, True),
         (_shared, 0, True),
+        (lambda output, target: _all(output, target) / 2 / max(1, int(target.sum())) / 4, 0, True),
+        (lambda output, target: (output * target).sum() / 2 / target.sum().clamp(min=1) / 4, 5, False),
         (lambda output, target: (output - 1)[target > 0].sum() / max(1, int(target.sum())), 0, True),
         (lambda output, target: _all(output, target) / target.sum().clamp(min=1), 1, False),
         (lambda output, target: _all(output, target) / target.sum().clamp(min=1), 5, False),
@@ -139,3 +142,52 @@ def test_one_sample_of_which_nothing_counts_may_be_divided_by_their_number() -> 
     assert divisors(loss, 1) == (1.0,)
     assert guarded(loss, 1)
     assert divisors(loss, 3) == (0.0,)
+
+
+def test_one_sample_that_is_masked_counts_nothing_where_the_mask_is_counted() -> None:
+    """Ranks of one sample each: the loss of those that count was that of all ranks' mean, by half too small."""
+    output, mask = torch.rand(1, 5, requires_grad=True) * 1.0, torch.tensor([False])
+    loss = (output.sum(1) * mask).sum() / mask.sum().clamp(min=1)
+    assert divisors(loss, 1) == (0.0,)
+    assert divisors(loss / 4, 1) == (0.0,)
+    assert divisors((output.sum(1) * ~mask).sum() / (~mask).sum(), 1) == (1.0,)
+
+
+CONSTANTS: tuple[float | Tensor, ...] = (2, 3.0, 0.5, 4, 30, 1.62, 7, torch.tensor(2.5))
+
+
+def _term(rng: random.Random, values: Tensor, mask: Tensor) -> Tensor:
+    """A sum over samples, with or without a constant of its own."""
+    found = rng.choice([values.square(), values.abs() * 1.0, (values - 1).square()]).sum((1, 2)) @ mask
+    by = rng.choice(CONSTANTS)
+    return rng.choice([lambda: found, lambda: found / by, lambda: found * by, lambda: found / by / 3])()
+
+
+def _expression(seed: int, values: Tensor, mask: Tensor) -> Tensor:
+    """Sums that are divided by one count, each by itself or all together, with constants inside and outside."""
+    rng = random.Random(seed)
+    kind = rng.choice(["samples", "elements", "mask"])
+    kept = mask if kind == "mask" else torch.ones_like(mask)
+    count = {"samples": len(values), "elements": values.numel(), "mask": mask.sum()}[kind]
+    sums = [_term(rng, values, kept) for _ in range(rng.randint(1, 3))]
+    loss = torch.stack([one / count for one in sums]).sum() if rng.random() < 0.3 else sum(sums[1:], sums[0]) / count
+    if kind == "samples" and rng.random() < 0.3:
+        loss = loss + 0.1 * values.sum((1, 2)).mean() / rng.choice(CONSTANTS)
+    by = rng.choice(CONSTANTS)
+    return rng.choice([lambda: loss, lambda: loss / by, lambda: loss * by, lambda: loss / by / 2])()
+
+
+@pytest.mark.parametrize("sizes", [(4, 3), (5, 1, 1), (6, 7, 4)])
+def test_parts_weighted_by_what_their_loss_divides_by_add_up_to_that_of_all(sizes: tuple[int, ...]) -> None:
+    """Constants that a sum is divided by inside of a count, as 2 sigma squared in that of a flow, are no counts."""
+    numbers = torch.Generator().manual_seed(0)
+    for seed in range(150):
+        values = torch.rand(sum(sizes), 3, 5, generator=numbers, dtype=torch.float64).requires_grad_() * 1.0
+        mask = (torch.rand(len(values), generator=numbers) < 0.6).double()
+        mask[torch.tensor([0, *sizes]).cumsum(0)[:-1]] = 1.0  # something counts in each part
+        losses = [_expression(seed, *some) for some in zip(values.split(sizes), mask.split(sizes), strict=True)]
+        counts = [divisors(loss, size) for loss, size in zip(losses, sizes, strict=True)]
+        assert all(len(some) == len(counts[0]) > 0 for some in counts)
+        for weights in zip(*counts, strict=True):  # all terms have the same shares
+            combined = sum(w * float(loss.detach()) for w, loss in zip(weights, losses, strict=True)) / sum(weights)
+            assert combined == pytest.approx(float(_expression(seed, values, mask).detach()), rel=1e-9), seed

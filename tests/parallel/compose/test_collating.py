@@ -241,3 +241,19 @@ def test_random_numbers_that_mix_a_few_samples_are_seen(count: int) -> None:
     few = samples(ragged=False)[:count]
     assert look_at_collating(drawing(mixed), few).mixed
     assert not look_at_collating(drawing(noisy), few).mixed
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_random_numbers_that_mix_images_of_whole_numbers_are_seen(count: int) -> None:
+    def collated(rows: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Any, bool]:
+        images, labels = torch.stack([one for one, _ in rows]), torch.stack([label for _, label in rows])
+        left = images.clone()
+        left[:, :, 1:] = images.roll(1, 0)[:, :, 1:]
+        return (left, labels), True
+
+    def by_itself(rows: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Any, bool]:
+        return (torch.stack([255 - one for one, _ in rows]), torch.stack([label for _, label in rows])), True
+
+    few = [(torch.full((3, 3), 90 + 20 * i, dtype=torch.uint8), torch.tensor(i)) for i in range(count)]
+    assert look_at_collating(collated, few).mixed
+    assert not look_at_collating(by_itself, few).mixed

@@ -202,6 +202,18 @@ def test_numbers_within_a_loss_are_compared_if_it_is_of_the_same_form() -> None:
     assert numbers_within(torch.stack([row.sum() * 0.3 for row in rows]).mean(), set(), 4) is None
 
 
+def test_weights_of_as_many_classes_as_samples_are_numbers_of_a_loss() -> None:
+    rows, target = torch.ones(4, 4, requires_grad=True) * 2, torch.tensor([0, 1, 1, 3])
+    one, other = (
+        numbers_within(functional.cross_entropy(rows, target, weight=torch.tensor(by)), set(), 4)
+        for by in ([1.0, 2.0, 1.0, 1.0], [1.0, 1.0, 3.0, 1.0])
+    )
+    assert one is not None
+    assert other is not None
+    assert one[0] == other[0]
+    assert one[1] != other[1]
+
+
 class OwnLoss(nn.Module):
     """Computes its loss itself, and divides it by what the loop says, as models of transformers do."""
 

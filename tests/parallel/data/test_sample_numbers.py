@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.parallel.data._sample_numbers import draws_of
+from hocket.parallel.data._sample_numbers import draws_apart, draws_of
 from hocket.testing import run_ranks
 
 SAMPLES, BATCH = 24, 8
@@ -215,3 +215,21 @@ def one_each() -> list[list[float]]:
 def test_ranks_of_one_sample_each_draw_their_own() -> None:
     first, second = run_ranks(one_each, 2)
     assert all(a != b for a, b in zip(first, second, strict=True))
+
+
+class LikeItsTable(Noisy):
+    """Draws noise for four samples of six numbers, beside a table of that size, or for the table."""
+
+    def __init__(self, of_table: bool) -> None:
+        super().__init__()
+        self.table, self.inner, self.of_table = nn.Parameter(torch.zeros(4, 6)), nn.Linear(6, 5), of_table
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        table = self.table + torch.randn_like(self.table) if self.of_table else self.table
+        return self.inner(x + table.sum(0) if self.of_table else x + torch.randn_like(x) + table.sum(0))
+
+
+@pytest.mark.parametrize("of_table", [False, True])
+def test_numbers_for_samples_in_the_shape_of_a_parameter_are_told_from_those_for_it(of_table: bool) -> None:
+    draws = draws_apart(LikeItsTable(of_table), ((torch.ones(4, 6),), {}), 4)
+    assert (draws.by_samples, draws.others) == (not of_table, of_table)

@@ -5,7 +5,7 @@ from ._batch_shard import BatchShard, fingerprint
 from ._collated import Alone
 from ._counts import AgreedCount, TensorCount, possible_counts
 from ._cut import BatchPart, BatchSplitter, Cutter, Keywords, cut_fields, samples_in
-from ._generators import own_generators, put_back_generators, state_of
+from ._generators import names_in, own_generators, put_back_generators, set_state, state_of
 from ._loader import DistributedLoader, ShardedLoader, SharedLoader
 from ._loss_form import GUARDED, LossForm, LossTally, MeasuredLoss, Reduction, batch_of, number
 from ._loss_graph import (
@@ -47,7 +47,7 @@ __all__ = [
     "cut_fields", "digest", "divided_by", "divides_by_samples", "divides_itself", "divisor_of_shares",
     "divisor_of_some", "divisors", "due", "each", "entries_of", "expected_size", "fingerprint", "generators",
     "guarded", "inner_loader", "is_empty", "is_of_one", "is_one_by_one", "is_plain", "is_zeroed", "kind_of", "mapped",
-    "mix", "number", "of_parameters", "own_generators", "plain", "possible_counts", "put_back_generators", "restored",
-    "samples_in", "sizes_of", "state_of", "takes_one", "tensors_in", "term_off", "terms", "total", "traced",
-    "unaltered", "undisturbed", "views_like",
+    "mix", "names_in", "number", "of_parameters", "own_generators", "plain", "possible_counts", "put_back_generators",
+    "restored", "samples_in", "set_state", "sizes_of", "state_of", "takes_one", "tensors_in", "term_off", "terms",
+    "total", "traced", "unaltered", "undisturbed", "views_like",
 ]  # fmt: skip

@@ -191,7 +191,13 @@ def shortest_alone(given: Any, lengths: Sequence[int]) -> Alone | None:
 
 
 def _scaled(sample: Any, factor: float) -> Any:
-    return mapped(sample, lambda one: factor * one if one.is_floating_point() or one.is_complex() else one.clone())
+    """Return a sample with smaller numbers, and its images of whole ones; labels and tokens stay as they are."""
+
+    def scaled(one: torch.Tensor) -> torch.Tensor:
+        image = one.dim() > 1 and one.dtype != torch.bool
+        return (factor * one).to(one.dtype) if image or one.is_floating_point() or one.is_complex() else one.clone()
+
+    return mapped(sample, scaled)
 
 
 def _rows(batch: Any, count: int) -> list[torch.Tensor | None]:

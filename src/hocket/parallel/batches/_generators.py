@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Iterable, Sequence
-from types import FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -108,9 +108,14 @@ def put_back_generators(states: Sequence[Any], *roots: Any) -> None:
             set_state(generator, state)
 
 
+def names_in(code: CodeType) -> Iterable[str]:
+    """Return what a function's code names, also in functions and comprehensions within."""
+    return [*code.co_names, *(name for one in code.co_consts if isinstance(one, CodeType) for name in names_in(one))]
+
+
 def _inside(value: Any) -> Iterable[Any]:
     if isinstance(value, FunctionType):
-        yield from (value.__globals__.get(name) for name in value.__code__.co_names)
+        yield from (value.__globals__.get(name) for name in names_in(value.__code__))
         for cell in value.__closure__ or ():
             try:
                 yield cell.cell_contents

@@ -92,12 +92,13 @@ class LossForm:
             if by == 1:  # a sum, divided by 1 since nothing counts
                 return MeasuredLoss(loss, 1.0, 1.0, guard=True, by_samples=False)
             return MeasuredLoss(loss, by, 0.0)
-        guard = 1.0 in terms and guarded(loss, samples)
+        each = divisors(loss, samples, once=True) if terms else ()
+        guard = bool(terms) and guarded(loss, samples)
         if guard:
             terms = tuple(one or 1.0 for one in terms)
         if len(terms) == len(self.ratios) or self._of_one_count(terms):
             count = terms[0]
-        return MeasuredLoss(loss, count, count, terms, guard=guard, by_samples=not any(terms) or samples in terms)
+        return MeasuredLoss(loss, count, count, terms, guard=guard, by_samples=not any(terms) or samples in each)
 
     def divides_as_known(self, terms: tuple[float, ...]) -> bool:
         """Return whether the terms of a part's loss divide by what those of earlier parts did."""

@@ -34,11 +34,21 @@ class Term:
     factor: float  # by what it is multiplied, of which the sign is left out
     divisor: torch.Tensor | None  # what it is divided by; None for nothing
     again: bool = False  # whether it is a quotient that is divided once more, as by the number of samples
+    more: float = 1.0  # what it is divided by besides, as by 2 in `(square.sum() / 2) / len(batch)`
+    by_one: bool = False  # whether that may have been a count of 1
     learned: bool = False  # whether a parameter is in the factor
 
+    @property
+    def scale(self) -> float:
+        """What it is multiplied by, with all that it is divided by."""
+        return self.factor / self.more / (1.0 if self.divisor is None else abs(float(self.divisor)) or 1.0)
 
-def divisors(loss: torch.Tensor, samples: int | None = None) -> tuple[float, ...]:
+
+def divisors(loss: torch.Tensor, samples: int | None = None, *, once: bool = False) -> tuple[float, ...]:
     """Return what each term of a loss divides by: labels that are not ignored, their weights, elements of a mean.
+
+    A sum that is divided twice, by a constant and by a count, divides by their product: nothing tells them apart on
+    every rank alike, and the product is in proportion to the count. With `once` it is what is more likely the count.
 
     The graph of automatic differentiation has kept it. () where some term is of a form that is not known here. A loss
     of which nothing counts, as everything is masked, has one that divides by 0. Terms of parameters alone (a penalty of
@@ -49,6 +59,7 @@ def divisors(loss: torch.Tensor, samples: int | None = None) -> tuple[float, ...
     if is_empty(loss.grad_fn):
         return (0.0,)
     parts = terms(loss, samples)
+    parts = [replace(one, more=1.0) for one in parts] if once else parts
     found = [one for one in (_count(part, samples) for part in parts) if one is not None and one >= 0]
     if len(found) < len(parts):
         return ()
@@ -106,7 +117,12 @@ def guarded(loss: torch.Tensor, samples: int | None = None) -> bool | None:
         return False
     parts = terms(loss, samples)
     sums = [one for one in parts if one.node and _is_sum(one.node) and one.factor]
-    ones = [(one.node, one.divisor) for one in sums if one.divisor is not None and abs(float(one.divisor)) == 1]
+    ones = [
+        (one.node, one.divisor)
+        for one in sums
+        if one.divisor is not None
+        and (abs(float(one.divisor)) == 1 or (one.by_one and (_is_of_nothing(one.node) or _counts_nothing(one.node))))
+    ]
     told: dict[int, set[bool | None]] = {}  # by where the divisor is: terms that share it count the same
     for node, by in ones:
         told.setdefault(by.data_ptr(), set()).add(_is_of_nothing(node) or _counts_nothing(node))
@@ -172,9 +188,10 @@ def _count(term: Term, samples: int | None) -> float | None:
     if _is_sum(node):
         if term.divisor is None:
             return _SUM if term.factor else 0.0  # `output.sum() * 0`, where a part has nothing that counts
-        # One sample of which nothing counts may be divided by their number: `guarded` tells of it.
-        empty = float(term.divisor) <= 1 and samples != 1 and is_empty(node, term.divisor)
-        return 0.0 if empty else abs(float(term.divisor))
+        # One sample of which nothing counts may be divided by their number: `guarded` tells of it. A tensor is none.
+        empty = (float(term.divisor) <= 1 or term.by_one) and (samples != 1 or not is_plain(term.divisor))
+        empty = empty and is_empty(node, term.divisor)
+        return 0.0 if empty else abs(float(term.divisor)) * term.more
     if node.name() in _MEANS:
         return float(node._saved_self_sym_numel)
     if getattr(node, "_saved_reduction", None) == 1 and hasattr(node, "_saved_self"):
@@ -209,14 +226,17 @@ def terms(loss: torch.Tensor, samples: int | None = None) -> list[Term]:
         elif by is not None and by.numel() == 1:
             number = abs(float(by))
             if kind == "Div" and len(below) == 1:
-                todo.append(Term(scaled, term.factor, by, term.divisor is not None, term.learned))
+                todo.append(replace(_divided(term, by, samples), node=scaled))
             else:
                 factor = term.factor * (number if kind == "Mul" else 1 / (number or 1))
                 todo.append(replace(term, node=scaled, factor=factor, learned=term.learned or len(below) == 2))
         elif parts := _parts(node, samples):
             todo += [
                 replace(
-                    term, node=one, factor=term.factor * factor, divisor=term.divisor if divisor is None else divisor
+                    term if divisor is None else _divided(term, divisor, samples),
+                    node=one,
+                    factor=term.factor * factor,
+                    again=term.again,
                 )
                 for one, factor, divisor in reversed(parts)
             ]
@@ -225,6 +245,19 @@ def terms(loss: torch.Tensor, samples: int | None = None) -> list[Term]:
     if todo:
         return [Term(None, 1.0, None)]
     return found if len(found) == 1 else [one for one in found if not of_parameters(one.node)]
+
+
+def _divided(term: Term, by: torch.Tensor, samples: int | None) -> Term:
+    """Return a term of which what is within is divided, too: by a count, or by a constant where the term has one."""
+    if term.divisor is None:
+        return replace(term, divisor=by)
+    outer, inner, odd = term.divisor, by, max(1, samples or 1)
+    constant = is_plain(inner) and (
+        not is_plain(outer) or (float(inner) % odd != 0 and float(outer) % odd == 0)  # `/ 2 / len(batch)`
+    )
+    count, other = (outer, inner) if constant else (inner, outer)
+    number = abs(float(other))
+    return replace(term, divisor=count, again=True, more=term.more * (number or 1.0), by_one=term.by_one or number == 1)
 
 
 def kind_of(node: Any) -> str:

@@ -225,7 +225,7 @@ def _factors(loss: torch.Tensor, samples: int) -> list[tuple[float, bool]]:
         return []
     return [
         (
-            one.factor / (1.0 if one.divisor is None else abs(float(one.divisor)) or 1.0),
+            one.scale,
             one.node.name() in SUMS or getattr(one.node, "_saved_reduction", None) == 2,
         )
         for one in parts

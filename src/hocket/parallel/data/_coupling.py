@@ -244,8 +244,7 @@ def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal
     for term in _terms(loss, samples):
         node, factor, divisor = term.node, term.factor, term.divisor
         if not _is_sum(node):
-            by = 1.0 if divisor is None else abs(float(divisor)) or 1.0
-            singles += factor / by if torch_adapter.reaches(node, made) and is_of_one(node, samples) else 0.0
+            singles += term.scale if torch_adapter.reaches(node, made) and is_of_one(node, samples) else 0.0
             continue
         features = kind_of(node) in ("Dot", "Vdot") and math.prod(sizes_of(node)) % max(1, samples)
         if divisor is not None or features or is_empty(node) or not torch_adapter.reaches(node, made):
@@ -368,7 +367,7 @@ def scale_of_means(loss: torch.Tensor, made: set[int], samples: int, *, learned:
         if mean and torch_adapter.reaches(one.node, made) and (learned or not one.learned):
             # `(losses * mask).mean() / mask.mean()` divides by a count.
             by = None if len(parts) == 1 and one.divisor is not None and not is_plain(one.divisor) else one.divisor
-            found.append(one.factor / (1.0 if by is None else abs(float(by)) or 1.0))
+            found.append(one.factor / one.more if by is None else one.scale)
     return tuple(found)
 
 

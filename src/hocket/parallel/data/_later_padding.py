@@ -84,7 +84,7 @@ class LaterPadding:
         if not self._said and any(torch_adapter.reaches(loss, one) for one in self._marks if one):
             self._said = next(iter(self._found.values()))
         if self._sizes and loss.numel() == 1:
-            counts = {int(one) for one in divisors(loss, samples)}
+            counts = {int(one) for one in divisors(loss, samples, once=True)}
             for length, *sizes in self._sizes:
                 for lengths, size in zip(self._means, sizes, strict=True):
                     lengths |= {length} if size in counts else set()

@@ -37,6 +37,7 @@ _NUMBERS: Final[dict[str, tuple[str, ...]]] = {
 }
 """What operators of losses keep of the numbers that they were given."""
 
+_OF_CLASSES: Final = ("NllLoss", "NllLoss2D")  # whose weights are never of samples
 _WEIGHTS: Final = ("weight", "pos_weight")  # of classes, that may be several
 _LAYERS: Final = ("Addmm", "Convolution", "Native", "ScaledDot", "Embedding", "Cudnn")  # of models: no loss's
 _APART: Final = (
@@ -121,10 +122,9 @@ def factors(loss: torch.Tensor, samples: int, *, summed: bool = False) -> list[f
     found = []
     for one in parts:
         adds = getattr(one.node, "_saved_reduction", None) == 2 or one.node.name() in SUMS
-        by = 1.0 if one.divisor is None else abs(float(one.divisor)) or 1.0
         if adds is summed:
             constant = summed or (one.divisor is not None and is_plain(one.divisor))
-            found.append(one.factor / (by if constant else 1.0))
+            found.append(one.scale if constant else one.factor)
         elif adds and one.divisor is not None:
             found.append(one.factor)
     return found if all(map(math.isfinite, found)) else []
@@ -171,7 +171,8 @@ def _number(node: Any, name: str, samples: int) -> float | None:
         return None
     if value.numel() == 1:
         return float(value) if not value.dim() or name in _WEIGHTS else None
-    if name not in _WEIGHTS or value.shape[0] == samples:
+    of_classes = kind_of(node) in _OF_CLASSES  # also where these are as many as samples
+    if name not in _WEIGHTS or (value.shape[0] == samples and not of_classes):
         return None
     some = value.detach().flatten()[:_ELEMENTS].double()
     return float(some @ torch.linspace(1.0, 2.0, len(some), dtype=some.dtype, device=some.device))

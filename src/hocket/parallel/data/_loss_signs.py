@@ -24,6 +24,8 @@ class LossSigns(NamedTuple):
     """Not 0 where the rank goes through its batch in parts that are not as those of one device."""
     guard: bool | None
     """Whether a divisor of 1 stands for nothing, unless the loss divides by samples; None if that is not known."""
+    by_samples: bool
+    """Whether it may be divided by the number of samples."""
     hidden: bool
     """Whether torch.compile hides what it divides by."""
     news: float

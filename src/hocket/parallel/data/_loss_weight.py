@@ -98,7 +98,8 @@ class LossWeights:
         wrong = _APART * self._parts.apart(note, part, self._marks.updates, anew=anew)
         wrong += self._parts.add(note, part, scales[0] if scales else 0.0, samples)
         self._looked_at += not 0 < part < 1
-        guard = samples > 0 and 1.0 in terms and guarded(loss, samples)
+        each = (*terms, *(divisors(loss, samples, once=True) if terms and not shares and not more else ()))
+        guard = samples > 0 and bool(terms) and guarded(loss, samples)
         self._otherwise |= otherwise
         hidden = single and samples > 0 and not terms and torch_adapter.is_compiled(loss)
         signs = LossSigns(
@@ -108,6 +109,7 @@ class LossWeights:
             scales=scales,
             wrong=wrong,
             guard=guard,
+            by_samples=samples in each,
             hidden=hidden,
             news=self._takes_form(loss, made, samples) + self._padding.number(loss, samples),
             numbers=self._numbers.numbers(loss, made, note.share),
@@ -327,7 +329,7 @@ class LossWeights:
         """
         counts = mine.counts()
         guarded = counts * bool(mine.guard)  # they may stand for nothing
-        off = mine.counting and mine.samples not in mine.terms
+        off = mine.counting and not mine.by_samples
         sums = self._sums(
             {
                 "counts": counts - guarded,
@@ -385,7 +387,8 @@ class LossWeights:
                 'is right. Say loss_reduction="sum", and divide each sum by hocket.total(count)'
             )
         # What ranks of which nothing counts have divided by 1 is divided by what counts on others, if anything does.
-        weight = (1.0 if guarding and mine.guard else count) / (total or 1.0) * self._world.size
+        guards = (count or 1.0) if guarding and mine.guard else 0.0
+        weight = (guards or count) / (total or guards or 1.0) * self._world.size
         return 1.0 if abs(weight - 1.0) < 1e-12 else weight
 
     def _sums(self, mine: Mapping[str, torch.Tensor | Sequence[float]]) -> dict[str, torch.Tensor]:

@@ -1,5 +1,6 @@
 """Random numbers that forward passes draw for samples: other ones on every rank, also where all are seeded alike."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -15,6 +16,7 @@ from ..mesh import World
 from ..state import parameters_of
 from ._apart import with_another
 from ._generator_marks import Mark, default_generators, digest, marks
+from ._own_draws import OwnDraws
 
 _BOTH = (
     "the model draws random numbers for its samples and others that hold for all of a batch, from one generator: ranks "
@@ -52,16 +54,17 @@ class SampleNumbers:
         self._world, self._place, self._own = world, world.rank if place is None else place, own
         self._first: list[Mark] = []  # what the generators were like when the latest batch came
         self._looped: set[int] = set()  # which of them the loop has drawn from for it, as for samples
+        self._owned: set[int] = set()  # what others were like, of the program's own, from which it has
 
     def look(self) -> None:
         """Note what the generators are like when a batch is there."""
-        self._first, self._looped = marks(), set()
+        self._first, self._looped, self._owned = marks(), set(), set()
 
     def decide(self, draws: "Draws") -> None:
         """Decide by what the first forward pass drew on each rank, and warn; a collective operation."""
         first = [one[:2] for one in self._first]
-        everyone = self._world.from_all((first, draws.by_samples, draws.others, draws.elsewhere, self._looped))
-        marks, by_samples, others, elsewhere, looped = zip(*everyone, strict=True)
+        mine = first, draws.by_samples, draws.others, draws.elsewhere, self._looped, self._owned
+        marks, by_samples, others, elsewhere, looped, owned = zip(*self._world.from_all(mine), strict=True)
         self._own = any(by_samples) and not any(others) and self._world.size > 1
         if self._world.size == 1 or self._world.rank:
             return
@@ -72,6 +75,8 @@ class SampleNumbers:
             kinds = [_KINDS[i] for i in alike if i in set().union(*drawn)]
             if kinds:
                 warn(text.format(kinds[0]))
+        if set.intersection(*owned):
+            warn(_IN_LOOP.format(" from a generator of its own"))
 
     @property
     def own(self) -> bool | None:
@@ -100,6 +105,7 @@ class ModelNumbers(SampleNumbers):
         super().__init__(world)
         self._draws: Draws | None = Draws((), 0)  # of that pass; None once it was decided by them
         self._since: list[Mark] = []  # what the generators were like before what the loop does
+        self._own_draws: OwnDraws | None = None  # since then
         self._samples = 0
 
     @property
@@ -117,17 +123,22 @@ class ModelNumbers(SampleNumbers):
         if self._draws is not None:
             self.look()
             self._since, self._samples = self._first, samples
+            self._own_draws = OwnDraws() if self._world.size > 1 else None
 
     def pass_begins(self) -> None:
         """Note what the loop has drawn until a forward pass of any model, or a back-propagation."""
         if self._draws is not None and self._first:
             drawn = map(Mark.words, self._since, marks())
             self._looped |= {i for i, words in enumerate(drawn) if words >= max(1, self._samples)}
+            if self._own_draws is not None:
+                self._owned |= self._own_draws.drawn(max(1, self._samples))
 
     def pass_ended(self) -> None:
         """Note what the generators are like after a forward pass, which draws by itself."""
         if self._draws is not None and self._first:
             self._since = marks()
+            if self._own_draws is not None:
+                self._own_draws.again()
 
     def forward_begins(self, module: torch.nn.Module, inputs: Any, samples: int, drawn: set[int]) -> None:
         """Look what the model draws for these inputs, as `draws_apart` says and the look at parts of them."""
@@ -141,7 +152,7 @@ class ModelNumbers(SampleNumbers):
         if self._draws is not None:
             self.pass_begins()
             self.decide(self._draws)
-            self._draws = None
+            self._draws = self._own_draws = None
 
 
 class StageNumbers(SampleNumbers):
@@ -183,13 +194,14 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         by_samples: Whether something was drawn that has a row for each sample.
         others: Whether something else was.
+        unsure: Whether that may be for samples: it has a row for each, and the shape of a parameter.
         elsewhere: Default generators of Python (1) and numpy (2) that were drawn from by the number of samples.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module], samples: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._samples, self._shapes = samples, {p.shape for one in modules for p in parameters_of(one)}
-        self.by_samples = self.others = False
+        self.by_samples = self.others = self.unsure = False
         self.elsewhere: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -205,10 +217,11 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note(self, shape: torch.Size) -> None:
         rows = self._samples in shape or (len(shape) > 1 and shape[0] % self._samples == 0)
-        if rows and shape.numel() > 1 and shape not in self._shapes:
-            self.by_samples = True
-        else:
-            self.others = True
+        rows &= shape.numel() > 1
+        known = shape in self._shapes
+        self.by_samples |= rows and not known
+        self.others |= known or not rows
+        self.unsure |= rows and known
 
 
 def draws_of(modules: Sequence[torch.nn.Module], samples: int, run: Callable[[], Any]) -> Draws:
@@ -238,13 +251,29 @@ def draws_apart(module: torch.nn.Module, inputs: Any, samples: int) -> Draws:
         samples: How many samples these hold.
     """
     module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
-    args, kwargs = mapped(inputs, lambda one: one.detach().clone().requires_grad_(one.requires_grad))  # for itself
     if not module.training or any(one._forward_hooks for one in module.modules()):
         return Draws((), samples)
-    if samples == 1 and samples_in(two := mapped((args, kwargs), with_another), 2) == 2:
-        (args, kwargs), samples = two, 2  # else what has a row for each sample looks like what holds for a batch
+    if samples == 1 and samples_in(two := mapped(inputs, with_another), 2) == 2:
+        inputs, samples = two, 2  # else what has a row for each sample looks like what holds for a batch
+    args, kwargs = mapped(inputs, _for_itself)
     with torch_adapter.without_collectives():
-        return draws_of([module], samples, lambda: module(*args, **kwargs))
+        found = draws_of([module], samples, lambda: module(*args, **kwargs))
+        if found.unsure:  # of a number of samples that no parameter has in its shape
+            sizes = {size for p in parameters_of(module) for size in p.shape}
+            many = next(size for size in itertools.count(samples + 1) if size not in sizes)
+            more = mapped(inputs, lambda one: _for_itself(_with_more(one, samples, many)))
+            if samples_in(more, many) == many:
+                again = draws_of([module], many, lambda: module(*more[0], **more[1]))
+                found = again if again.by_samples or again.others else found
+    return found
+
+
+def _with_more(one: torch.Tensor, samples: int, many: int) -> torch.Tensor:
+    return torch.cat([one, *[one[:1]] * (many - samples)]) if one.shape[:1] == (samples,) else one
+
+
+def _for_itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 @contextmanager

@@ -77,7 +77,7 @@ class UnseenLosses:
         samples = share.samples
         if not 0 < samples < share.total:
             return
-        odd = [one for one in divisors(loss, samples) if one and one % samples and samples % one]
+        odd = [one for one in divisors(loss, samples, once=True) if one and one % samples and samples % one]
         if not odd:
             return
         self._tells = False
