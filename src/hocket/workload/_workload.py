@@ -137,7 +137,7 @@ class Workload:
         layers: In the order of the forward pass.
         precision: Element type of the computation, as "float32" or "bfloat16"; "float8" where products of linear layers
             are in float8 and all else in bfloat16 (`in_float8`).
-        source: Where the numbers are from: "analytic", "captured on cpu", ...; behind a comma what is not known of them.
+        source: Where the numbers are from: "analytic", "captured on cpu", ...; behind a comma what is not known of it.
         unit: What a sample is, as "image" or "sequence".
         optimizer_s: Measured time of the optimizer's step; 0 if not measured.
         update_passes: How many times as much as the gradients have the optimizer's kernels read and write; 0 where it
