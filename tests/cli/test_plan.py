@@ -669,6 +669,16 @@ def test_what_others_compute_is_what_the_machine_does_and_this_process_does_not(
     assert _beside._machine_s() - before > _beside._own_s() - own - 0.1 > 0.1
 
 
+def test_autocast_that_a_file_makes_once_for_a_gpu_holds_on_the_meta_device(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        'import torch\ncontext = torch.autocast("cuda", dtype=torch.bfloat16)\n'
+        "def loss(model, x):\n    with context:\n        return model(x).sum()\n"
+        "def build(): return torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.rand(8, 4), loss\n"
+    )
+    found = _target.resolve_target(f"{tmp_path}/train.py:build", device="meta")
+    assert {one.number_format for layer in found.layers for one in layer.operations if one.flops} == {"bfloat16"}
+
+
 def test_what_was_measured_on_cores_beside_others_is_told_of_and_less_sure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

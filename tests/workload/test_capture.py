@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -339,6 +340,26 @@ def test_frozen_layers_have_half_a_backward_pass_and_none_before_what_is_trained
     assert tuple(layer.backward_share for layer in workload.layers) == shares
     assert parse(str(workload)) == workload
     assert workload.step_flops == workload.flops * (1 + 2 * sum(shares) / 4)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("device", ["cuda", "meta"])
+def test_a_gpu_s_autocast_holds_on_the_meta_device_where_there_is_no_gpu(device: str, again: bool) -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(2)))
+
+    def loss(model: nn.Module, batch: Tensor, device: str = device) -> Tensor:
+        with torch.autocast(device, torch.bfloat16):
+            for block in model.children():
+                batch = checkpoint(block, batch, use_reentrant=False) if again else block(batch)
+            with torch.autocast(device, enabled=False):
+                return batch.float().sum()
+
+    captured = capture(model, torch.zeros(8, 16), device="meta", loss=loss, degrees=())
+    expected = capture(model, torch.zeros(8, 16), device="meta", loss=partial(loss, device="cpu"), degrees=())
+    assert captured == expected
+    assert {one.number_format for layer in captured.layers for one in layer.operations if one.flops} == {"bfloat16"}
+    assert captured.source == "captured on the meta device"
+    assert torch.autocast("cpu", torch.bfloat16).device == "cpu"
 
 
 def test_autocast_holds_on_the_meta_device_as_on_a_gpu() -> None:

@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,9 +205,11 @@ def _captured(model: nn.Module, sample: Any, **more: Any) -> Workload:
 
 def _function(target: str, device: str | None, degrees: Sequence[int], optimizer: Mapping[str, Any]) -> Workload:
     from hocket.parallel.pipeline import in_steps
+    from hocket.workload import autocast_of_a_gpu
 
     path = Path(target.rpartition(":")[0])
-    model, sample, loss = built(target)
+    with autocast_of_a_gpu() if device == "meta" else nullcontext():  # of which a file may make one when it is read
+        model, sample, loss = built(target)
     with _user_code(path):
         more: dict[str, Any] = {"loss": loss, "device": device}
         found = _captured(model, sample, name=path.stem, degrees=degrees, **more, **optimizer)

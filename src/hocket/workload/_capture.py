@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ._autocast import autocast_of_a_gpu
 from ._dry_runs import DryRun, dry_shares
 from ._meta_device import on_meta
 from ._optimizers import OptimizerMaker, Update
@@ -84,6 +85,7 @@ def capture(
         if place.type == "meta":
             made, of = (tree_leaves([*one]) for one in ((batch, *here.buffers()), (sample, *model.buffers())))
             stack.enter_context(on_meta(zip(made, of, strict=True)))
+            stack.enter_context(autocast_of_a_gpu())
         trace = trace_of(here, units, batch, run)
         peaks = peaks_of(here, units, batch, run)
         if place.type != "meta":
