@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hocket.workload import WorkloadError, capture
 from hocket.workload._meta_device import on_meta
@@ -158,6 +159,32 @@ def test_activations_are_taken_for_finite() -> None:
         assert torch.isfinite(unknown).all()
         assert not unknown.isnan().any()
         assert not torch.isinf(2 * unknown).any().item()
+
+
+class Latent(nn.Module):
+    """Attention whose queries and keys have more numbers than its values, as that of DeepSeek-V3."""
+
+    def __init__(self, grouped: int) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(8, 4 * 12), nn.Linear(8, grouped * 12)
+        self.value, self.out = nn.Linear(8, grouped * 8), nn.Linear(4 * 8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key = (one(x).unflatten(-1, (-1, 12)).transpose(1, 2) for one in (self.query, self.key))
+        value = self.value(x).unflatten(-1, (-1, 8)).transpose(1, 2)
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=len(key[0]) < 4)
+        out: Tensor = self.out(seen.transpose(1, 2).flatten(2))
+        return out
+
+
+@pytest.mark.parametrize("grouped", [4, 2])
+def test_values_in_attention_may_have_fewer_numbers_than_keys(grouped: int) -> None:
+    batch = torch.zeros(2, 16, 8)
+    found = capture(Latent(grouped), batch, device="meta", degrees=(), optimizer="sgd")
+    assert found.source == "captured on the meta device"  # with its backward pass
+    assert found.flops == capture(Latent(grouped), batch, degrees=(), optimizer="sgd", repeats=1).flops
+    kept = 2 * 16 * (4 * 12 + grouped * 12 + grouped * 8 + 4 * 8 + 4)  # queries, keys, values, output, sums of rows
+    assert found.saved_bytes == 4 * kept
 
 
 def test_ctc_s_loss_is_captured_on_meta_as_on_the_cpu() -> None:

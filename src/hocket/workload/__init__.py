@@ -1,7 +1,7 @@
 """Workloads: what one training step of a model asks for; captured from a module, or analytic.
 
-What needs torch (`autocast_of_a_gpu`, `capture`, `divided_share`, `summed`, `trial`, `watching`) loads it when it is first
-asked for.
+What needs torch (`autocast_of_a_gpu`, `capture`, `divided_share`, `summed`, `trial`, `watching`) loads it when it is
+first asked for.
 """
 
 from typing import TYPE_CHECKING

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ._kernels import FUSED
 from .division import storage_of
 
 _MOST = 1 << 20  # elements: positions and masks of a batch are smaller, activations are not asked for
@@ -170,6 +171,11 @@ def _made(func: Any, args: Any, kwargs: Any) -> Any:
         return args[0].new_empty(samples), args[0].new_empty(samples, steps, 2 * most + 1)
     if func.overloadpacket is _ATEN._ctc_loss_backward:
         return torch.empty_like(args[1])
+    if func.overloadpacket is FUSED and args[2].shape[-1] != args[0].shape[-1]:  # torch gives the queries' shape
+        query, size = args[0], (*args[0].shape[:-1], args[2].shape[-1])
+        order = sorted(range(query.dim()), key=query.stride, reverse=True)
+        made = torch.empty_permuted(size, order, dtype=query.dtype, device=query.device)
+        return made, *func(*args, **kwargs)[1:]
     return func(*args, **kwargs)
 
 
