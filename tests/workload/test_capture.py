@@ -342,6 +342,24 @@ def test_frozen_layers_have_half_a_backward_pass_and_none_before_what_is_trained
     assert workload.step_flops == workload.flops * (1 + 2 * sum(shares) / 4)
 
 
+class Functional(nn.Module):
+    """Computes with parameters of parts that it does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.more = nn.Linear(8, 8), nn.ParameterDict({"scale": torch.ones(8), "out": torch.ones(4, 8)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.first.forward(x) * self.more["scale"], self.more["out"])
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_model_that_calls_none_of_its_parts_is_captured(device: str) -> None:
+    found = capture(Functional(), torch.ones(16, 8), device=device, degrees=(2,), repeats=1)
+    assert (found.flops, found.parameters) == (2 * 16 * (8 * 8 + 8 * 4), 8 * 8 + 8 + 8 + 4 * 8)
+    assert found.measured == (device == "cpu")
+
+
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("device", ["cuda", "meta"])
 def test_a_gpu_s_autocast_holds_on_the_meta_device_where_there_is_no_gpu(device: str, again: bool) -> None:

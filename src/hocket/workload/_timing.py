@@ -181,12 +181,10 @@ def _timed_step(
         begun, arrived = ([(index, queue.between_s(first, at)) for index, at in each] for each in (begun, arrived))
     forward: defaultdict[int, float] = defaultdict(float)
     backward: defaultdict[int, float] = defaultdict(float)
-    if begun:
-        begun[0] = (begun[0][0], start)  # what comes before the first layer is the first layer's
+    begun[:1] = [(begun[0][0] if begun else 0, start)]  # what comes before the first layer is the first layer's
     for (index, at), (_, until) in zip(begun, [*begun[1:], (0, middle)], strict=True):
         forward[index] += until - at
-    if arrived:
-        arrived[0] = (arrived[0][0], middle)
+    arrived[:1] = [(arrived[0][0] if arrived else 0, middle)]
     for (index, at), (_, until) in zip(arrived, [*arrived[1:], (0, end)], strict=True):
         backward[index] += until - at
     return dict(forward), dict(backward)

@@ -308,7 +308,9 @@ def _pass_ahead(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> t
 
             stack.enter_context(hooked(unit.module.register_forward_pre_hook(enter)))
         try:
-            return trace, run(model, batch)
+            result = run(model, batch)
+            trace.order = trace.order or [0]  # of a model that calls none of its parts all is the first one's
+            return trace, result
         except (RuntimeError, NotImplementedError) as error:
             if "with Meta tensors" in str(error):  # "aten::nonesuch: attempted to run this operator with Meta tensors"
                 operator = str(error).partition(": ")[0]
