@@ -6,6 +6,8 @@ import dataclasses
 import gc
 import weakref
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -340,6 +342,28 @@ def test_frozen_layers_have_half_a_backward_pass_and_none_before_what_is_trained
     assert tuple(layer.backward_share for layer in workload.layers) == shares
     assert parse(str(workload)) == workload
     assert workload.step_flops == workload.flops * (1 + 2 * sum(shares) / 4)
+
+
+class WithLoss(nn.Module):
+    """Returns its loss, and what it is of besides."""
+
+    def __init__(self, kind: type = dict) -> None:
+        super().__init__()
+        self.first, self.last, self.kind = nn.Linear(8, 8), nn.Linear(8, 512), kind
+
+    def forward(self, x: Tensor) -> Any:
+        logits = self.last(self.first(x))
+        targets = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        return self.kind(loss=nn.functional.cross_entropy(logits, targets), logits=logits)
+
+
+@pytest.mark.parametrize("kind", [dict, SimpleNamespace])
+def test_of_what_a_model_returns_its_loss_alone_is_passed_back(kind: type) -> None:
+    """The gradient of a sum with the logits would be one more tensor of their size, in time and in memory."""
+    model = WithLoss(kind)
+    found = capture(model, torch.ones(64, 8), device="meta", degrees=())
+    given = capture(WithLoss(), torch.ones(64, 8), device="meta", degrees=(), loss=lambda model, x: model(x)["loss"])
+    assert found.layers == given.layers
 
 
 class Functional(nn.Module):

@@ -55,7 +55,8 @@ def capture(
         model: On any device; a copy is moved if `device` is another.
         sample: A batch: a tensor, a tuple of what the model takes, or a dict of keywords. Dimension 0 of the first
             tensor counts samples.
-        loss: From the model and the batch, a scalar; the sum of the model's outputs if not given.
+        loss: From the model and the batch, a scalar; if not given the model's own, named `loss` in what it returns,
+            or else the sum of its outputs.
         name: Of the workload; the class of the model if not given.
         device: Where to run: "meta" to run nothing; the model's own if not given.
         optimizer: "sgd", "momentum", "adam", or what makes one of parameters: a class of torch.optim, or a function.
