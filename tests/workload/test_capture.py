@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import gc
 import weakref
+from collections import UserDict
+from collections.abc import Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 from hocket.workload import Exchange, Workload, WorkloadError, capture, parse
 
@@ -364,6 +367,46 @@ def test_of_what_a_model_returns_its_loss_alone_is_passed_back(kind: type) -> No
     found = capture(model, torch.ones(64, 8), device="meta", degrees=())
     given = capture(WithLoss(), torch.ones(64, 8), device="meta", degrees=(), loss=lambda model, x: model(x)["loss"])
     assert found.layers == given.layers
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+    x: Tensor
+    scale: Tensor
+
+
+class OfPairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+
+    def forward(self, pairs: Pairs | None = None, **more: Tensor) -> Tensor:
+        pairs = Pairs(**more) if pairs is None else pairs
+        out: Tensor = self.inner(pairs.x) * pairs.scale
+        return out
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("kind", [dict, UserDict, Pairs])
+def test_a_batch_may_be_a_mapping_or_a_dataclass(kind: type, device: str) -> None:
+    """A tokenizer's `BatchEncoding` is a `UserDict`."""
+    kept = {"x": torch.ones(16, 8), "scale": torch.ones(16, 1)}
+    batch = kind(**kept)
+    found = capture(OfPairs(), batch, device=device, degrees=(), repeats=1)
+    assert (found.batch, found.flops) == (16, 2 * 2 * 16 * 8 * 8)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        assert type(batch) is kind
+        x: Tensor = model(Pairs(**batch) if isinstance(batch, Mapping) else batch)
+        return x.sum()
+
+    assert capture(OfPairs(), batch, device=device, degrees=(), repeats=1, loss=loss).flops == found.flops
+    assert kept["x"] is (batch.x if isinstance(batch, Pairs) else batch["x"])
+
+
+def test_a_sample_without_a_tensor_is_refused_by_its_type() -> None:
+    with pytest.raises(WorkloadError, match="the sample, of type DataLoader, holds no tensor.*give a batch: a tensor"):
+        capture(nn.Linear(8, 8), DataLoader(TensorDataset(torch.ones(16, 8))), device="meta")
 
 
 class Functional(nn.Module):

@@ -28,7 +28,7 @@ from ._shares import Holding, operations_of, shares_of
 from ._timing import Timing, optimizer_time, time_of
 from ._trace import Trace, trace_of
 from ._trial import sum_of_outputs, tried_out
-from ._units import Loss, Unit, samples, units_of
+from ._units import Loss, Unit, entries, samples, units_of
 from ._workload import Layer, Workload
 
 
@@ -53,8 +53,8 @@ def capture(
 
     Args:
         model: On any device; a copy is moved if `device` is another.
-        sample: A batch: a tensor, a tuple of what the model takes, or a dict of keywords. Dimension 0 of the first
-            tensor counts samples.
+        sample: A batch: a tensor, a tuple of what the model takes, a dict (or another mapping) of keywords, or a
+            dataclass. Dimension 0 of the first tensor counts samples.
         loss: From the model and the batch, a scalar; if not given the model's own, named `loss` in what it returns,
             or else the sum of its outputs.
         name: Of the workload; the class of the model if not given.
@@ -75,16 +75,18 @@ def capture(
     if lazy := next((name for name, one in model.named_parameters() if is_lazy(one)), None):
         raise WorkloadError(f"capture: parameter {lazy} has no shape yet; call the model once before, on its sample")
     update = Update.of(optimizer, model.parameters())
+    parts, remade = entries(sample)
     place = torch.device(device) if device is not None else _device_of(model)
     here = model if place == _device_of(model) else _copied(model, place)
-    batch = _moved(sample, place)
-    run = loss or sum_of_outputs
+    size = samples(parts)
+    batch = _moved(parts, place)
+    run: Loss = lambda model, given: (loss or sum_of_outputs)(model, remade(given))  # noqa: E731
     units = units_of(here)
     timing, optimizer_s = None, 0.0
     with ExitStack() as stack:
         stack.enter_context(tried_out(here))
         if place.type == "meta":
-            made, of = (tree_leaves([*one]) for one in ((batch, *here.buffers()), (sample, *model.buffers())))
+            made, of = (tree_leaves([*one]) for one in ((batch, *here.buffers()), (parts, *model.buffers())))
             stack.enter_context(on_meta(zip(made, of, strict=True)))
             stack.enter_context(autocast_of_a_gpu())
         trace = trace_of(here, units, batch, run)
@@ -95,7 +97,6 @@ def capture(
         alone = partial(dry_shares, here, units, batch, run, dry_runs or {}, degrees)
         in_steps = partial(trace_of, here, units, batch, run, recurrent=False) if timing is None else None
         layers = _layers(here, units, trace, peaks, timing, update, degrees, alone, repeats, in_steps)
-    size = samples(batch)
     precision = str(next((p.dtype for p in here.parameters()), torch.float32)).removeprefix("torch.")
     source = "captured on the meta device" if place.type == "meta" else f"captured on {place.type}"
     if place.type == "meta" and not trace.passed_back:

@@ -37,7 +37,7 @@ def tried_out(model: nn.Module) -> Iterator[None]:
 
 def sum_of_outputs(model: nn.Module, batch: Any) -> Tensor:
     """Run the model; see `summed`."""
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return summed(model(**batch))
     return summed(model(*batch) if isinstance(batch, tuple) else model(batch))
 
