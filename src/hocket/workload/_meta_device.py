@@ -60,6 +60,11 @@ class _MetaDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if type(tensor) in _PLAIN and tensor.is_meta and isinstance(value, Tensor):
             self._values[tensor] = value
 
+    def value_of(self, tensor: Tensor) -> Tensor | None:
+        """Return the value of a tensor on the meta device, None if it is not known."""
+        found: Tensor | None = self._values.get(tensor)
+        return found
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = tree_flatten((args, kwargs))[0]
@@ -141,7 +146,10 @@ class _Program(TorchFunctionMode):
         self._device = device
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        func, args, kwargs = _moved_to_meta(func, args, kwargs or {})
+        if func is Tensor.numpy and args[0].is_meta:
+            value = self._device.value_of(args[0])
+            return func(args[0] if value is None else value.clone(), *args[1:], **kwargs)
         if func in (torch.tensor, torch.as_tensor):
             place, data = kwargs.get("device"), args[0] if args else kwargs["data"]
             if place is not None and torch.device(place).type == "meta" and not isinstance(data, Tensor):
@@ -154,6 +162,21 @@ class _Program(TorchFunctionMode):
             self._device.learn(made, torch.tensor(_FINITE[func]).expand(made.shape))
             return made
         return func(*args, **kwargs)
+
+
+def _moved_to_meta(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """Return a call in which the meta device stands for a GPU: a program that goes to one by name is planned for it."""
+    if func is Tensor.cuda:
+        return Tensor.to, (args[0], "meta"), {}
+    if func is Tensor.to and len(args) > 1 and _is_gpu(args[1]):
+        args = (args[0], "meta", *args[2:])
+    if _is_gpu(kwargs.get("device")):
+        kwargs = {**kwargs, "device": "meta"}
+    return func, args, kwargs
+
+
+def _is_gpu(one: Any) -> bool:
+    return str(one).partition(":")[0] == "cuda" if isinstance(one, str | torch.device) else False
 
 
 def _numbers(one: Any) -> bool:

@@ -311,18 +311,37 @@ def _pass_ahead(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> t
             result = run(model, batch)
             trace.order = trace.order or [0]  # of a model that calls none of its parts all is the first one's
             return trace, result
-        except (RuntimeError, NotImplementedError) as error:
-            if "with Meta tensors" in str(error):  # "aten::nonesuch: attempted to run this operator with Meta tensors"
-                operator = str(error).partition(": ")[0]
-                rule = f"{type(model).__name__} calls {operator}, which torch cannot run on the meta device"
-                raise WorkloadError(f"capture: {rule}; capture on cpu") from error
-            if "meta tensor" not in str(error):
+        except Exception as error:
+            if not (refused := _refused(model, error)):
                 raise
-            rule = f"{type(model).__name__} asks for the value of a tensor, and tensors on the meta device have none"
-            place = next((one for one in reversed(extract_tb(error.__traceback__)) if _outside(one.filename)), None)
-            where = f" ({place.filename}:{place.lineno})" if place else ""
-            remedy = "give the inputs that it looks at on cpu, with their values, capture on cpu, or have it not ask"
-            raise WorkloadError(f"capture: {rule}{where}; {remedy}") from error
+            raise refused from error
+
+
+_ON_CPU = "capture on cpu"
+# What torch says where the meta device lacks something, and what the program does there.
+_SAYS_THAT_IT_NEEDS_A_VALUE = (
+    "meta tensor",
+    "convert meta device type tensor",
+    "register_meta function for torch.nonzero",
+)
+
+
+def _refused(model: nn.Module, error: Exception) -> WorkloadError | None:
+    """Return the refusal of a model that does what the meta device lacks; None if that is not what an error is of."""
+    said, name = str(error), type(model).__name__
+    place = next((one for one in reversed(extract_tb(error.__traceback__)) if _outside(one.filename)), None)
+    where = f" ({place.filename}:{place.lineno})" if place else ""
+    if "with Meta tensors" in said:  # "aten::nonesuch: attempted to run this operator with Meta tensors"
+        rule = f"{name} calls {said.partition(': ')[0]}, which torch cannot run on the meta device"
+        return WorkloadError(f"capture: {rule}; {_ON_CPU}")
+    if "FlexAttention is only supported" in said:
+        rule = f"{name} calls flex_attention{where}, which torch cannot run on the meta device, nor back on the CPU"
+        return WorkloadError(f"capture: {rule}; have it call scaled_dot_product_attention, which keeps as much")
+    if any(one in said for one in _SAYS_THAT_IT_NEEDS_A_VALUE):
+        rule = f"{name} asks for the value of a tensor, and tensors on the meta device have none"
+        remedy = f"give the inputs that it looks at on cpu, with their values, {_ON_CPU}, or have it not ask"
+        return WorkloadError(f"capture: {rule}{where}; {remedy}")
+    return None
 
 
 @contextmanager
