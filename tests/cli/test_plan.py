@@ -399,6 +399,37 @@ def test_a_function_that_wants_arguments_is_one_error(capsys: Captured, tmp_path
     assert "build() is called without arguments: missing a required argument: 'width'" in capsys.readouterr().err
 
 
+def test_what_a_file_prints_stays_out_of_the_answer(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        'import torch\nprint("reading")\ndef build():\n    print("building")\n'
+        "    return torch.nn.Linear(4, 2), torch.rand(8, 4), lambda model, x: (print('stepping'), model(x).sum())[1]\n"
+    )
+    assert run("plan", f"{tmp_path / 'train.py'}:build", "-n", "2", "--device", "meta", *SELENE, "--json") == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["workers"] == 2
+    assert "reading\nbuilding\nstepping\n" in err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("torch.nn.Linear(4, 2)", "what it returns is of type Linear"),
+        ("torch.nn.Linear(4, 2), torch.rand(8, 4), None, 1", "what it returns is (Linear, Tensor, NoneType, int)"),
+        ("{'model': torch.nn.Linear(4, 2), 'sample': torch.rand(8, 4)}", "what it returns is of type dict"),
+        ("None", "what it returns is missing"),
+    ],
+)
+def test_what_a_function_returns_in_place_of_a_model_and_a_sample_is_said_by_types(
+    capsys: Captured, tmp_path: Path, given: str, said: str
+) -> None:
+    """Models and samples in letters fill screens."""
+    (tmp_path / "train.py").write_text(f"import torch\ndef build():\n    return {given}\n")
+    assert run("plan", f"{tmp_path / 'train.py'}:build", "-n", "2", "--device", "meta", *SELENE) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 2
+
+
 def test_json_has_no_number_that_json_does_not_know(capsys: Captured) -> None:
     print_json({"finite": 1.5, "not": [float("inf"), {"a": float("nan")}], "whole": 3, "text": "inf"})
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {

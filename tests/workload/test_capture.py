@@ -234,6 +234,8 @@ def test_a_loss_of_one_s_own_takes_the_whole_batch() -> None:
     [
         ({"optimizer": "magic"}, "optimizer 'magic' is not one of sgd, momentum, adam"),
         ({"loss": lambda model, batch: torch.zeros(())}, "has no gradient; give `loss`"),
+        ({"loss": lambda model, batch: model(batch), "device": "meta"}, r"has the shape \[.*give its mean or its sum"),
+        ({"loss": lambda model, batch: model(batch)}, r"has the shape \[.*give its mean or its sum"),
     ],
 )
 def test_what_cannot_be_captured_is_refused(arguments: dict[str, object], said: str) -> None:

@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,7 +169,9 @@ def built(target: str) -> tuple[nn.Module, Any, Any]:
             raise TargetError(f"{target}: {name}() is called without arguments: {error}; give them defaults") from None
         given = function()
         if not isinstance(given, tuple) or len(given) not in (2, 3) or not isinstance(given[0], nn.Module):
-            raise TargetError(f"{target}: {name}() must return (model, sample) or (model, sample, loss), not {given!r}")
+            kind = f"({', '.join(type(one).__name__ for one in given)})" if isinstance(given, tuple) else _kind(given)
+            rule = f"{name}() must return (model, sample) or (model, sample, loss), as a tuple"
+            raise TargetError(f"{target}: {rule}; what it returns is {kind}")
         model, sample, loss = *given[:2], given[2] if len(given) == 3 else None
         if isinstance(sample, torch.optim.Optimizer) or not (loss is None or callable(loss)):
             raise TargetError(
@@ -228,7 +230,8 @@ def _user_code(file: Path) -> Iterator[None]:
     arguments, sys.argv = sys.argv, [str(file)]
     sys.path.insert(0, folder)
     try:
-        yield
+        with redirect_stdout(sys.stderr):  # stdout has the answer, with `--json` one that is read by programs
+            yield
     except TargetError:
         raise
     except SyntaxError as error:

@@ -274,7 +274,7 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss, *, recu
     and not their single steps.
 
     Raises:
-        WorkloadError: it has no gradient, or asks for a value on the meta device.
+        WorkloadError: it has no gradient, is no single number, or asks for a value on the meta device.
     """
     with fused_on_meta(recurrent=recurrent):  # a backward pass runs again what is checkpointed
         trace, result = _pass_ahead(model, units, batch, run)
@@ -283,6 +283,9 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss, *, recu
             if not trained:
                 raise WorkloadError(f"capture: {name} has no parameter that is trained; there is nothing to plan")
             raise WorkloadError(f"capture: the loss of {name} has no gradient; give `loss`")
+        if result.numel() != 1:
+            rule = f"the loss of {type(model).__name__} has the shape {list(result.shape)}"
+            raise WorkloadError(f"capture: {rule}, of which torch takes no gradient; give its mean or its sum")
         if result.is_meta:
             with autocast_behind():
                 _pass_back(trace, model, result)
