@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import warnings
 import weakref
 from collections import UserDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -409,6 +410,53 @@ def test_a_batch_may_be_a_mapping_or_a_dataclass(kind: type, device: str) -> Non
 def test_a_sample_without_a_tensor_is_refused_by_its_type() -> None:
     with pytest.raises(WorkloadError, match="the sample, of type DataLoader, holds no tensor.*give a batch: a tensor"):
         capture(nn.Linear(8, 8), DataLoader(TensorDataset(torch.ones(16, 8))), device="meta")
+
+
+class MakesItsParameter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "scale"):
+            self.scale = nn.Parameter(torch.ones(8, device=x.device))
+        out: Tensor = self.inner(x) * self.scale
+        return out
+
+
+class OfFixedSize(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).view(32, 2, 4)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "said"),
+    [
+        (MakesItsParameter, "cpu", "makes its parameter scale when it is called; call the model once before"),
+        (MakesItsParameter, "meta", "makes its parameter scale when it is called; call the model once before"),
+        (OfFixedSize, "cpu", r"runs on 32 samples, and not on the first 4 of them \(RuntimeError.*; capture on meta"),
+        (lambda: torch.jit.script(nn.Linear(8, 8)), "cpu", "is compiled by torch.jit; give the module"),
+    ],
+)
+def test_models_of_which_a_part_cannot_be_captured_are_refused(
+    model: Callable[[], nn.Module], device: str, said: str
+) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        capture(model(), torch.ones(32, 8), device=device, repeats=1, degrees=())
+
+
+def test_weights_that_a_hook_computes_anew_are_captured_on_another_device() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model = nn.Sequential(nn.utils.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 8))
+    before = model[0].weight
+    found = capture(model, torch.ones(32, 8), device="meta", degrees=())
+    assert (found.flops, found.parameters) == (2 * 2 * 32 * 8 * 8, 2 * (8 * 8 + 8) + 8)
+    assert model[0].weight is before
 
 
 class Functional(nn.Module):

@@ -331,3 +331,35 @@ def test_what_is_checkpointed_under_autocast_is_cast_when_it_runs_again() -> Non
     ]
     assert formats[1] > formats[0]
     assert {one.phase for layer in again.layers for one in layer.operations} == {"forward", "backward"}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_bilinear_layer_has_the_flops_of_its_products(device: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Bilinear(6, 8, 4)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.inner(x, y)  # type: ignore[no-any-return]
+
+    given = torch.ones(16, 6), torch.ones(16, 8)
+    assert capture(Model(), given, device=device, repeats=1, degrees=()).flops == 2 * 16 * 6 * 8 * 4
+
+
+def test_flops_of_nested_tensors_are_said_to_be_unknown() -> None:
+    """They are not seen below them; a program's marks for the profiler compute nothing."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.profiler.record_function("mark"):
+                rows = [one[: 2 + index] for index, one in enumerate(x)]
+                nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+            return self.inner(nested).values()  # type: ignore[no-any-return]
+
+    found = capture(Model(), torch.ones(4, 6, 8), device="meta", degrees=())
+    assert found.source.endswith("without the FLOPs of operators of nested tensors, which are not known")

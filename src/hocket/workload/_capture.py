@@ -72,6 +72,8 @@ def capture(
         WorkloadError: the optimizer is unknown or takes no step on these parameters, which may have no shape yet, the
             batch has no tensor, or the model gives nothing that can be back-propagated.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise WorkloadError(f"capture: {type(model).__name__} is compiled by torch.jit; give the module it was made of")
     if lazy := next((name for name, one in model.named_parameters() if is_lazy(one)), None):
         raise WorkloadError(f"capture: parameter {lazy} has no shape yet; call the model once before, on its sample")
     update = Update.of(optimizer, model.parameters())
@@ -81,7 +83,7 @@ def capture(
     size = samples(parts)
     batch = _moved(parts, place)
     run: Loss = lambda model, given: (loss or sum_of_outputs)(model, remade(given))  # noqa: E731
-    units = units_of(here)
+    units, known = units_of(here), {id(one) for one in here.parameters()}
     timing, optimizer_s = None, 0.0
     with ExitStack() as stack:
         stack.enter_context(tried_out(here))
@@ -90,6 +92,9 @@ def capture(
             stack.enter_context(on_meta(zip(made, of, strict=True)))
             stack.enter_context(autocast_of_a_gpu())
         trace = trace_of(here, units, batch, run)
+        if late := next((name for name, one in here.named_parameters() if id(one) not in known), None):
+            rule = f"{type(here).__name__} makes its parameter {late} when it is called"
+            raise WorkloadError(f"capture: {rule}; call the model once before, on its sample")
         peaks = peaks_of(here, units, batch, run)
         if place.type != "meta":
             timing = time_of(here, units, batch, run, repeats)
@@ -225,7 +230,9 @@ def _device_of(model: nn.Module) -> torch.device:
 
 def _copied(model: nn.Module, place: torch.device) -> nn.Module:
     """Return a copy on another device; shared parameters stay shared, which `nn.Module.to` does not see to."""
-    moved = copy.deepcopy(model).to(place)
+    # What a hook computes of parameters anew (torch's older `weight_norm`) has a graph, which is not copied.
+    made = [one for module in model.modules() for one in vars(module).values() if isinstance(one, Tensor)]
+    moved = copy.deepcopy(model, {id(one): one.detach() for one in made if not one.is_leaf}).to(place)
     first: dict[int, nn.Parameter] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         home, _, key = name.rpartition(".")

@@ -139,6 +139,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             trace.spent[self.at[-1], trace.call].flops += flops
         elif is_uncounted(func, flops):
             trace.uncounted.add(func.name())
+        elif any(isinstance(one, Tensor) and one.is_nested for one in args):
+            trace.uncounted.add("operators of nested tensors")
         return out
 
     def _follow(self, trace: Trace, func: Any, args: Any, kwargs: Any, out: Any, flops: float) -> None:
