@@ -184,6 +184,7 @@ class _WatchBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, trace: Trace, trained: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace, self.formats = trace, Float32Formats.now()
+        self.behind, self.at = next_node(), max(0, len(trace.makers) - 1)
         self.shapes = {one.shape for one in trained}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -209,7 +210,10 @@ class _WatchBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not trace.makers:
             return (0, -1)
         last = len(trace.makers) - 1
-        return trace.makers[last if node is None else min(last, bisect_right(trace.numbers, node))]
+        # A node that is made now is of what runs again within another one, where `checkpoint` is reentrant.
+        if node is None or node < self.behind:
+            self.at = last if node is None else min(last, bisect_right(trace.numbers, node))
+        return trace.makers[self.at]
 
 
 CAST = torch.ops.aten._to_copy
@@ -222,7 +226,7 @@ def _pass_back(trace: Trace, model: nn.Module, loss: Tensor) -> None:
     counted = {where: dict(kernels) for where, kernels in trace.kernels.items()}
     try:
         with as_local(), _WatchBack(trace, trained):
-            torch.autograd.grad(loss, trained, allow_unused=True)
+            _gradients(loss, trained)
         trace.passed_back = True
     except (RuntimeError, NotImplementedError, ValueError, TypeError):  # as many ways as there are models
         trace.kernels.clear()
@@ -230,6 +234,33 @@ def _pass_back(trace: Trace, model: nn.Module, loss: Tensor) -> None:
             trace.kernels[where].update(kernels)
     finally:
         trace.recording.paused = before
+
+
+def _gradients(loss: Tensor, trained: Sequence[Tensor]) -> None:
+    """Run a backward pass and leave no gradient behind."""
+    if not _has_reentrant_checkpoint(loss):
+        torch.autograd.grad(loss, trained, allow_unused=True)
+        return
+    before = [one.grad for one in trained]  # torch refuses `grad` there
+    try:
+        loss.backward()  # type: ignore[no-untyped-call]
+    finally:
+        for one, gradient in zip(trained, before, strict=True):
+            one.grad = gradient
+
+
+def _has_reentrant_checkpoint(loss: Tensor) -> bool:
+    known, found = {loss.grad_fn}, [loss.grad_fn]
+    while found:
+        node = found.pop()
+        if node is None:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        fresh = {one for one, _ in node.next_functions} - known
+        known |= fresh
+        found += fresh
+    return False
 
 
 def _fused(
