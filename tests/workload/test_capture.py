@@ -412,6 +412,44 @@ def test_a_sample_without_a_tensor_is_refused_by_its_type() -> None:
         capture(nn.Linear(8, 8), DataLoader(TensorDataset(torch.ones(16, 8))), device="meta")
 
 
+class Compiled(nn.Module):
+    """Asks for whole graphs, of which none is compiled where operators are counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.act = nn.Linear(8, 8), torch.compile(nn.functional.gelu, fullgraph=True, backend="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.act(self.inner(x))
+        return out
+
+
+class CompiledMomentum(torch.optim.Optimizer):
+    """Compiles what it does to each parameter, as torchao's optimizers do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.update = torch.compile(
+            lambda one, kept, gradient: one.sub_(kept.add_(gradient)), fullgraph=True, backend="eager"
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for one in self.param_groups[0]["params"]:
+            if not self.state[one]:
+                self.state[one]["kept"] = torch.zeros_like(one)
+            self.update(one, self.state[one]["kept"], one.grad)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_what_is_compiled_is_counted_as_it_is_written(device: str) -> None:
+    model = Compiled().to(device)
+    found = capture(model, torch.ones(32, 8, device=device), repeats=1, degrees=(2,), optimizer=CompiledMomentum)
+    assert found.flops == 2 * 32 * 8 * 8
+    assert sum(layer.optimizer_bytes for layer in found.layers) == 4 * found.parameters
+    assert sum(layer.saved_bytes for layer in found.layers) == 4 * 32 * 8
+
+
 class MakesItsParameter(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ timed, and a model of any size can be captured. Ops between layers belong to the
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -76,7 +76,8 @@ def capture(
         raise WorkloadError(f"capture: {type(model).__name__} is compiled by torch.jit; give the module it was made of")
     if lazy := next((name for name, one in model.named_parameters() if is_lazy(one)), None):
         raise WorkloadError(f"capture: parameter {lazy} has no shape yet; call the model once before, on its sample")
-    update = Update.of(optimizer, model.parameters())
+    with _eager():
+        update = Update.of(optimizer, model.parameters())
     parts, remade = entries(sample)
     place = torch.device(device) if device is not None else _device_of(model)
     here = model if place == _device_of(model) else _copied(model, place)
@@ -91,17 +92,20 @@ def capture(
             made, of = (tree_leaves([*one]) for one in ((batch, *here.buffers()), (parts, *model.buffers())))
             stack.enter_context(on_meta(zip(made, of, strict=True)))
             stack.enter_context(autocast_of_a_gpu())
-        trace = trace_of(here, units, batch, run)
+        with _eager():
+            trace = trace_of(here, units, batch, run)
         if late := next((name for name, one in here.named_parameters() if id(one) not in known), None):
             rule = f"{type(here).__name__} makes its parameter {late} when it is called"
             raise WorkloadError(f"capture: {rule}; call the model once before, on its sample")
-        peaks = peaks_of(here, units, batch, run)
+        with _eager():
+            peaks = peaks_of(here, units, batch, run)
         if place.type != "meta":
             timing = time_of(here, units, batch, run, repeats)
             optimizer_s = optimizer_time(here, update.make)
         alone = partial(dry_shares, here, units, batch, run, dry_runs or {}, degrees)
         in_steps = partial(trace_of, here, units, batch, run, recurrent=False) if timing is None else None
-        layers = _layers(here, units, trace, peaks, timing, update, degrees, alone, repeats, in_steps)
+        with _eager() if timing is None else nullcontext():
+            layers = _layers(here, units, trace, peaks, timing, update, degrees, alone, repeats, in_steps)
     precision = str(next((p.dtype for p in here.parameters()), torch.float32)).removeprefix("torch.")
     source = "captured on the meta device" if place.type == "meta" else f"captured on {place.type}"
     if place.type == "meta" and not trace.passed_back:
@@ -221,6 +225,11 @@ def _backward_share(parameters: Sequence[nn.Parameter], trained_before: bool) ->
     if not count:
         return 1.0 if trained_before else 0.0
     return round(0.5 * (trained_before or trained > 0) + 0.5 * trained / count, 6)
+
+
+def _eager() -> Any:
+    """Open a block in which nothing is compiled: where operators are counted `torch.compile` refuses to, or fails."""
+    return torch.compiler.set_stance("force_eager")
 
 
 def _device_of(model: nn.Module) -> torch.device:
