@@ -237,7 +237,7 @@ def trains():
         ("frozen", "Linear has no parameter that is trained"),
         ("empty", "a batch of 0 samples; give 1 or more"),
         ("narrow", "odd.py: the model cannot train on its sample: RuntimeError: "),
-        ("words", "odd.py: the model cannot train on its sample: TypeError: "),
+        ("words", "the sample, of type str, holds no tensor"),
         ("trains", "the second is of type SGD, the third of type Tensor"),
     ],
 )
