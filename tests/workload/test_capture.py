@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -448,6 +449,40 @@ def test_what_is_compiled_is_counted_as_it_is_written(device: str) -> None:
     assert found.flops == 2 * 32 * 8 * 8
     assert sum(layer.optimizer_bytes for layer in found.layers) == 4 * found.parameters
     assert sum(layer.saved_bytes for layer in found.layers) == 4 * 32 * 8
+
+
+class InBytes(Tensor):
+    """Bytes with a scale, which pass for numbers of 32 bits, as the weights of torchao's 8-bit layers do."""
+
+    kept: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def __new__(cls, kept: Tensor, scale: Tensor) -> InBytes:
+        made = Tensor._make_wrapper_subclass(cls, kept.shape, dtype=scale.dtype, device=kept.device)  # type: ignore[attr-defined]
+        made.kept, made.scale = kept, scale
+        return made  # type: ignore[no-any-return]
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["kept", "scale"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].kept, args[0].scale)
+        args = tree_map(lambda one: one.kept * one.scale if isinstance(one, cls) else one, args)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_frozen_weight_in_bytes_takes_its_bytes() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
+        weight = InBytes(torch.zeros(16, 8, dtype=torch.int8), torch.ones(16, 1))
+    model[0].weight = nn.Parameter(weight, requires_grad=False)
+    first, last = capture(model, torch.zeros(32, 8), device="meta", degrees=()).layers
+    assert (first.parameters, last.parameters) == (16 * 8 + 16, 4 * 16 + 4)
+    assert first.parameter_bytes == 16 * 8 + 4 * 16 + 4 * 16  # bytes, scales, biases
+    assert (first.gradient_bytes, last.parameter_bytes) == (4 * 16, 4 * (4 * 16 + 4))
 
 
 class MakesItsParameter(nn.Module):
