@@ -234,6 +234,10 @@ def test_a_loss_of_one_s_own_takes_the_whole_batch() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (
+            {"optimizer": torch.optim.SGD([torch.ones(1)])},
+            "optimizer is one of type SGD; give its class, or a function",
+        ),
         ({"optimizer": "magic"}, "optimizer 'magic' is not one of sgd, momentum, adam"),
         ({"loss": lambda model, batch: torch.zeros(())}, "has no gradient; give `loss`"),
         ({"loss": lambda model, batch: model(batch), "device": "meta"}, r"has the shape \[.*give its mean or its sum"),
