@@ -237,7 +237,7 @@ def trains():
         ("frozen", "Linear has no parameter that is trained"),
         ("empty", "a batch of 0 samples; give 1 or more"),
         ("narrow", "odd.py: the model cannot train on its sample: RuntimeError: "),
-        ("words", "odd.py: the model cannot train on its sample: TypeError: "),
+        ("words", "the sample, of type str, holds no tensor"),
         ("trains", "the second is of type SGD, the third of type Tensor"),
     ],
 )
@@ -401,6 +401,37 @@ def test_a_function_that_wants_arguments_is_one_error(capsys: Captured, tmp_path
     (tmp_path / "more.py").write_text("def build(width): ...")
     assert run("plan", f"{tmp_path / 'more.py'}:build", "-n", "2") == 2
     assert "build() is called without arguments: missing a required argument: 'width'" in capsys.readouterr().err
+
+
+def test_what_a_file_prints_stays_out_of_the_answer(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        'import torch\nprint("reading")\ndef build():\n    print("building")\n'
+        "    return torch.nn.Linear(4, 2), torch.rand(8, 4), lambda model, x: (print('stepping'), model(x).sum())[1]\n"
+    )
+    assert run("plan", f"{tmp_path / 'train.py'}:build", "-n", "2", "--device", "meta", *SELENE, "--json") == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["workers"] == 2
+    assert "reading\nbuilding\nstepping\n" in err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("torch.nn.Linear(4, 2)", "what it returns is of type Linear"),
+        ("torch.nn.Linear(4, 2), torch.rand(8, 4), None, 1", "what it returns is (Linear, Tensor, NoneType, int)"),
+        ("{'model': torch.nn.Linear(4, 2), 'sample': torch.rand(8, 4)}", "what it returns is of type dict"),
+        ("None", "what it returns is missing"),
+    ],
+)
+def test_what_a_function_returns_in_place_of_a_model_and_a_sample_is_said_by_types(
+    capsys: Captured, tmp_path: Path, given: str, said: str
+) -> None:
+    """Models and samples in letters fill screens."""
+    (tmp_path / "train.py").write_text(f"import torch\ndef build():\n    return {given}\n")
+    assert run("plan", f"{tmp_path / 'train.py'}:build", "-n", "2", "--device", "meta", *SELENE) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 2
 
 
 def test_json_has_no_number_that_json_does_not_know(capsys: Captured) -> None:
@@ -673,6 +704,16 @@ def test_what_others_compute_is_what_the_machine_does_and_this_process_does_not(
         pass
     assert before is not None
     assert _beside._machine_s() - before > _beside._own_s() - own - 0.1 > 0.1
+
+
+def test_autocast_that_a_file_makes_once_for_a_gpu_holds_on_the_meta_device(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        'import torch\ncontext = torch.autocast("cuda", dtype=torch.bfloat16)\n'
+        "def loss(model, x):\n    with context:\n        return model(x).sum()\n"
+        "def build(): return torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.rand(8, 4), loss\n"
+    )
+    found = _target.resolve_target(f"{tmp_path}/train.py:build", device="meta")
+    assert {one.number_format for layer in found.layers for one in layer.operations if one.flops} == {"bfloat16"}
 
 
 def test_what_was_measured_on_cores_beside_others_is_told_of_and_less_sure(

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import warnings
 import weakref
+from collections import UserDict
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 from hocket.workload import Exchange, Workload, WorkloadError, capture, parse
 
@@ -226,8 +234,14 @@ def test_a_loss_of_one_s_own_takes_the_whole_batch() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (
+            {"optimizer": torch.optim.SGD([torch.ones(1)])},
+            "optimizer is one of type SGD; give its class, or a function",
+        ),
         ({"optimizer": "magic"}, "optimizer 'magic' is not one of sgd, momentum, adam"),
         ({"loss": lambda model, batch: torch.zeros(())}, "has no gradient; give `loss`"),
+        ({"loss": lambda model, batch: model(batch), "device": "meta"}, r"has the shape \[.*give its mean or its sum"),
+        ({"loss": lambda model, batch: model(batch)}, r"has the shape \[.*give its mean or its sum"),
     ],
 )
 def test_what_cannot_be_captured_is_refused(arguments: dict[str, object], said: str) -> None:
@@ -339,6 +353,225 @@ def test_frozen_layers_have_half_a_backward_pass_and_none_before_what_is_trained
     assert tuple(layer.backward_share for layer in workload.layers) == shares
     assert parse(str(workload)) == workload
     assert workload.step_flops == workload.flops * (1 + 2 * sum(shares) / 4)
+
+
+class WithLoss(nn.Module):
+    """Returns its loss, and what it is of besides."""
+
+    def __init__(self, kind: type = dict) -> None:
+        super().__init__()
+        self.first, self.last, self.kind = nn.Linear(8, 8), nn.Linear(8, 512), kind
+
+    def forward(self, x: Tensor) -> Any:
+        logits = self.last(self.first(x))
+        targets = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        return self.kind(loss=nn.functional.cross_entropy(logits, targets), logits=logits)
+
+
+@pytest.mark.parametrize("kind", [dict, SimpleNamespace])
+def test_of_what_a_model_returns_its_loss_alone_is_passed_back(kind: type) -> None:
+    """The gradient of a sum with the logits would be one more tensor of their size, in time and in memory."""
+    model = WithLoss(kind)
+    found = capture(model, torch.ones(64, 8), device="meta", degrees=())
+    given = capture(WithLoss(), torch.ones(64, 8), device="meta", degrees=(), loss=lambda model, x: model(x)["loss"])
+    assert found.layers == given.layers
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+    x: Tensor
+    scale: Tensor
+
+
+class OfPairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+
+    def forward(self, pairs: Pairs | None = None, **more: Tensor) -> Tensor:
+        pairs = Pairs(**more) if pairs is None else pairs
+        out: Tensor = self.inner(pairs.x) * pairs.scale
+        return out
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("kind", [dict, UserDict, Pairs])
+def test_a_batch_may_be_a_mapping_or_a_dataclass(kind: type, device: str) -> None:
+    """A tokenizer's `BatchEncoding` is a `UserDict`."""
+    kept = {"x": torch.ones(16, 8), "scale": torch.ones(16, 1)}
+    batch = kind(**kept)
+    found = capture(OfPairs(), batch, device=device, degrees=(), repeats=1)
+    assert (found.batch, found.flops) == (16, 2 * 2 * 16 * 8 * 8)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        assert type(batch) is kind
+        x: Tensor = model(Pairs(**batch) if isinstance(batch, Mapping) else batch)
+        return x.sum()
+
+    assert capture(OfPairs(), batch, device=device, degrees=(), repeats=1, loss=loss).flops == found.flops
+    assert kept["x"] is (batch.x if isinstance(batch, Pairs) else batch["x"])
+
+
+def test_a_sample_without_a_tensor_is_refused_by_its_type() -> None:
+    with pytest.raises(WorkloadError, match="the sample, of type DataLoader, holds no tensor.*give a batch: a tensor"):
+        capture(nn.Linear(8, 8), DataLoader(TensorDataset(torch.ones(16, 8))), device="meta")
+
+
+class Compiled(nn.Module):
+    """Asks for whole graphs, of which none is compiled where operators are counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.act = nn.Linear(8, 8), torch.compile(nn.functional.gelu, fullgraph=True, backend="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.act(self.inner(x))
+        return out
+
+
+class CompiledMomentum(torch.optim.Optimizer):
+    """Compiles what it does to each parameter, as torchao's optimizers do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.update = torch.compile(
+            lambda one, kept, gradient: one.sub_(kept.add_(gradient)), fullgraph=True, backend="eager"
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for one in self.param_groups[0]["params"]:
+            if not self.state[one]:
+                self.state[one]["kept"] = torch.zeros_like(one)
+            self.update(one, self.state[one]["kept"], one.grad)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_what_is_compiled_is_counted_as_it_is_written(device: str) -> None:
+    model = Compiled().to(device)
+    found = capture(model, torch.ones(32, 8, device=device), repeats=1, degrees=(2,), optimizer=CompiledMomentum)
+    assert found.flops == 2 * 32 * 8 * 8
+    assert sum(layer.optimizer_bytes for layer in found.layers) == 4 * found.parameters
+    assert sum(layer.saved_bytes for layer in found.layers) == 4 * 32 * 8
+
+
+class InBytes(Tensor):
+    """Bytes with a scale, which pass for numbers of 32 bits, as the weights of torchao's 8-bit layers do."""
+
+    kept: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def __new__(cls, kept: Tensor, scale: Tensor) -> InBytes:
+        made = Tensor._make_wrapper_subclass(cls, kept.shape, dtype=scale.dtype, device=kept.device)  # type: ignore[attr-defined]
+        made.kept, made.scale = kept, scale
+        return made  # type: ignore[no-any-return]
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["kept", "scale"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].kept, args[0].scale)
+        args = tree_map(lambda one: one.kept * one.scale if isinstance(one, cls) else one, args)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_frozen_weight_in_bytes_takes_its_bytes() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
+        weight = InBytes(torch.zeros(16, 8, dtype=torch.int8), torch.ones(16, 1))
+    model[0].weight = nn.Parameter(weight, requires_grad=False)
+    first, last = capture(model, torch.zeros(32, 8), device="meta", degrees=()).layers
+    assert (first.parameters, last.parameters) == (16 * 8 + 16, 4 * 16 + 4)
+    assert first.parameter_bytes == 16 * 8 + 4 * 16 + 4 * 16  # bytes, scales, biases
+    assert (first.gradient_bytes, last.parameter_bytes) == (4 * 16, 4 * (4 * 16 + 4))
+
+
+class MakesItsParameter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "scale"):
+            self.scale = nn.Parameter(torch.ones(8, device=x.device))
+        out: Tensor = self.inner(x) * self.scale
+        return out
+
+
+class OfFixedSize(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).view(32, 2, 4)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "said"),
+    [
+        (MakesItsParameter, "cpu", "makes its parameter scale when it is called; call the model once before"),
+        (MakesItsParameter, "meta", "makes its parameter scale when it is called; call the model once before"),
+        (OfFixedSize, "cpu", r"runs on 32 samples, and not on the first 4 of them \(RuntimeError.*; capture on meta"),
+        (lambda: torch.jit.script(nn.Linear(8, 8)), "cpu", "is compiled by torch.jit; give the module"),
+    ],
+)
+def test_models_of_which_a_part_cannot_be_captured_are_refused(
+    model: Callable[[], nn.Module], device: str, said: str
+) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        capture(model(), torch.ones(32, 8), device=device, repeats=1, degrees=())
+
+
+def test_weights_that_a_hook_computes_anew_are_captured_on_another_device() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model = nn.Sequential(nn.utils.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 8))
+    before = model[0].weight
+    found = capture(model, torch.ones(32, 8), device="meta", degrees=())
+    assert (found.flops, found.parameters) == (2 * 2 * 32 * 8 * 8, 2 * (8 * 8 + 8) + 8)
+    assert model[0].weight is before
+
+
+class Functional(nn.Module):
+    """Computes with parameters of parts that it does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.more = nn.Linear(8, 8), nn.ParameterDict({"scale": torch.ones(8), "out": torch.ones(4, 8)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.first.forward(x) * self.more["scale"], self.more["out"])
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_model_that_calls_none_of_its_parts_is_captured(device: str) -> None:
+    found = capture(Functional(), torch.ones(16, 8), device=device, degrees=(2,), repeats=1)
+    assert (found.flops, found.parameters) == (2 * 16 * (8 * 8 + 8 * 4), 8 * 8 + 8 + 8 + 4 * 8)
+    assert found.measured == (device == "cpu")
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("device", ["cuda", "meta"])
+def test_a_gpu_s_autocast_holds_on_the_meta_device_where_there_is_no_gpu(device: str, again: bool) -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(2)))
+
+    def loss(model: nn.Module, batch: Tensor, device: str = device) -> Tensor:
+        with torch.autocast(device, torch.bfloat16):
+            for block in model.children():
+                batch = checkpoint(block, batch, use_reentrant=False) if again else block(batch)
+            with torch.autocast(device, enabled=False):
+                return batch.float().sum()
+
+    captured = capture(model, torch.zeros(8, 16), device="meta", loss=loss, degrees=())
+    expected = capture(model, torch.zeros(8, 16), device="meta", loss=partial(loss, device="cpu"), degrees=())
+    assert captured == expected
+    assert {one.number_format for layer in captured.layers for one in layer.operations if one.flops} == {"bfloat16"}
+    assert captured.source == "captured on the meta device"
+    assert torch.autocast("cpu", torch.bfloat16).device == "cpu"
 
 
 def test_autocast_holds_on_the_meta_device_as_on_a_gpu() -> None:

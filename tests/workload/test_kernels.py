@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from hocket.workload import Operation, Workload, WorkloadError, capture, parse
+from hocket.workload import Layer, Operation, Workload, WorkloadError, capture, parse
 
 ROWS, WIDTH = 64, 128
 
@@ -331,3 +331,71 @@ def test_what_is_checkpointed_under_autocast_is_cast_when_it_runs_again() -> Non
     ]
     assert formats[1] > formats[0]
     assert {one.phase for layer in again.layers for one in layer.operations} == {"forward", "backward"}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_bilinear_layer_has_the_flops_of_its_products(device: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Bilinear(6, 8, 4)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.inner(x, y)  # type: ignore[no-any-return]
+
+    given = torch.ones(16, 6), torch.ones(16, 8)
+    assert capture(Model(), given, device=device, repeats=1, degrees=()).flops == 2 * 16 * 6 * 8 * 4
+
+
+def test_flops_of_nested_tensors_are_said_to_be_unknown() -> None:
+    """They are not seen below them; a program's marks for the profiler compute nothing."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.profiler.record_function("mark"):
+                rows = [one[: 2 + index] for index, one in enumerate(x)]
+                nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+            return self.inner(nested).values()  # type: ignore[no-any-return]
+
+    found = capture(Model(), torch.ones(4, 6, 8), device="meta", degrees=())
+    assert found.source.endswith("without the FLOPs of operators of nested tensors, which are not known")
+
+
+def test_a_reentrant_checkpoint_runs_again_in_the_backward_pass_of_its_own_layers() -> None:
+    class Block(nn.Module):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(16, size), nn.Linear(size, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(self.up(x)).tanh()  # type: ignore[no-any-return]
+
+    class Model(nn.Module):
+        def __init__(self, reentrant: bool) -> None:
+            super().__init__()
+            self.reentrant, self.first = reentrant, nn.Linear(8, 16)
+            self.blocks = nn.ModuleList(Block(size) for size in (16, 64))
+            self.last = nn.Linear(16, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=self.reentrant)
+            out: Tensor = self.last(x)
+            return out
+
+    found, other = (capture(Model(one), torch.ones(32, 8), device="meta", degrees=()) for one in (True, False))
+    assert found.source == "captured on the meta device"
+    # Of both products of a block one more, as two gradients each.
+    assert [_back(one) for one in found.layers] == [
+        2 * 32 * size for size in (8 * 16, 6 * 16 * 16, 6 * 16 * 64, 2 * 16 * 4)
+    ]
+    assert [_back(one) for one in found.layers] == [_back(one) for one in other.layers]
+
+
+def _back(layer: Layer) -> float:
+    return sum(one.flops for one in layer.operations if one.phase == "backward")

@@ -10,6 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
 from hocket.workload import WorkloadError, capture
 from hocket.workload._meta_device import on_meta
@@ -158,6 +160,86 @@ def test_activations_are_taken_for_finite() -> None:
         assert torch.isfinite(unknown).all()
         assert not unknown.isnan().any()
         assert not torch.isinf(2 * unknown).any().item()
+
+
+class Reading(nn.Module):
+    """A layer between a program's own steps before and behind it."""
+
+    def __init__(self, before: Callable[[Tensor], Tensor], behind: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.inner, self.before, self.behind = nn.Linear(8, 8), before, behind
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.behind(self.inner(self.before(x)))
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        lambda y: y[y > 0],
+        lambda y: y[torch.where(y[:, 0] > 0)],
+        lambda y: y * float(y.detach().numpy().mean()),
+        lambda y: y * y.mean().item(),
+    ],
+)
+def test_a_model_that_asks_for_the_value_of_an_activation_is_refused_with_its_line(
+    behind: Callable[[Tensor], Tensor],
+) -> None:
+    with pytest.raises(WorkloadError, match=r"Reading asks for the value of a tensor.*test_meta_device.py:\d+\); give"):
+        capture(Reading(lambda x: x, behind), torch.ones(4, 8), device="meta")
+
+
+def test_flex_attention_is_refused_with_a_remedy() -> None:
+    def attend(x: Tensor) -> Tensor:
+        heads = x.view(1, 2, -1, 4)
+        return flex_attention(heads, heads, heads)  # type: ignore[return-value]
+
+    with pytest.raises(WorkloadError, match="calls flex_attention.*have it call scaled_dot_product_attention"):
+        capture(Reading(lambda x: x, attend), torch.ones(4, 8), device="meta")
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        lambda x: x.cuda(),
+        lambda x: x.to("cuda:0", non_blocking=True),
+        lambda x: x.to(torch.device("cuda"), torch.float32),
+        lambda x: x + torch.ones(8, device="cuda"),
+        lambda x: x * torch.ones(8).cuda(),
+        lambda x: x * float(x.numpy().mean()),
+    ],
+)
+def test_meta_stands_for_the_gpu_that_a_program_names_and_small_inputs_have_numbers(
+    before: Callable[[Tensor], Tensor],
+) -> None:
+    found = capture(Reading(before, lambda y: y), torch.ones(4, 8), device="meta", degrees=())
+    assert (found.flops, found.source) == (2 * 4 * 8 * 8, "captured on the meta device")
+
+
+class Latent(nn.Module):
+    """Attention whose queries and keys have more numbers than its values, as that of DeepSeek-V3."""
+
+    def __init__(self, grouped: int) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(8, 4 * 12), nn.Linear(8, grouped * 12)
+        self.value, self.out = nn.Linear(8, grouped * 8), nn.Linear(4 * 8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key = (one(x).unflatten(-1, (-1, 12)).transpose(1, 2) for one in (self.query, self.key))
+        value = self.value(x).unflatten(-1, (-1, 8)).transpose(1, 2)
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=len(key[0]) < 4)
+        out: Tensor = self.out(seen.transpose(1, 2).flatten(2))
+        return out
+
+
+@pytest.mark.parametrize("grouped", [4, 2])
+def test_values_in_attention_may_have_fewer_numbers_than_keys(grouped: int) -> None:
+    batch = torch.zeros(2, 16, 8)
+    found = capture(Latent(grouped), batch, device="meta", degrees=(), optimizer="sgd")
+    assert found.source == "captured on the meta device"  # with its backward pass
+    assert found.flops == capture(Latent(grouped), batch, degrees=(), optimizer="sgd", repeats=1).flops
+    kept = 2 * 16 * (4 * 12 + grouped * 12 + grouped * 8 + 4 * 8 + 4)  # queries, keys, values, output, sums of rows
+    assert found.saved_bytes == 4 * kept
 
 
 def test_ctc_s_loss_is_captured_on_meta_as_on_the_cpu() -> None:

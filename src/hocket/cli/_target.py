@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,7 +169,9 @@ def built(target: str) -> tuple[nn.Module, Any, Any]:
             raise TargetError(f"{target}: {name}() is called without arguments: {error}; give them defaults") from None
         given = function()
         if not isinstance(given, tuple) or len(given) not in (2, 3) or not isinstance(given[0], nn.Module):
-            raise TargetError(f"{target}: {name}() must return (model, sample) or (model, sample, loss), not {given!r}")
+            kind = f"({', '.join(type(one).__name__ for one in given)})" if isinstance(given, tuple) else _kind(given)
+            rule = f"{name}() must return (model, sample) or (model, sample, loss), as a tuple"
+            raise TargetError(f"{target}: {rule}; what it returns is {kind}")
         model, sample, loss = *given[:2], given[2] if len(given) == 3 else None
         if isinstance(sample, torch.optim.Optimizer) or not (loss is None or callable(loss)):
             raise TargetError(
@@ -205,9 +207,11 @@ def _captured(model: nn.Module, sample: Any, **more: Any) -> Workload:
 
 def _function(target: str, device: str | None, degrees: Sequence[int], optimizer: Mapping[str, Any]) -> Workload:
     from hocket.parallel.pipeline import in_steps
+    from hocket.workload import autocast_of_a_gpu
 
     path = Path(target.rpartition(":")[0])
-    model, sample, loss = built(target)
+    with autocast_of_a_gpu() if device == "meta" else nullcontext():  # of which a file may make one when it is read
+        model, sample, loss = built(target)
     with _user_code(path):
         more: dict[str, Any] = {"loss": loss, "device": device}
         found = _captured(model, sample, name=path.stem, degrees=degrees, **more, **optimizer)
@@ -226,7 +230,8 @@ def _user_code(file: Path) -> Iterator[None]:
     arguments, sys.argv = sys.argv, [str(file)]
     sys.path.insert(0, folder)
     try:
-        yield
+        with redirect_stdout(sys.stderr):  # stdout has the answer, with `--json` one that is read by programs
+            yield
     except TargetError:
         raise
     except SyntaxError as error:

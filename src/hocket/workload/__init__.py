@@ -1,6 +1,7 @@
 """Workloads: what one training step of a model asks for; captured from a module, or analytic.
 
-What needs torch (`capture`, `divided_share`, `summed`, `trial`, `watching`) loads it when it is first asked for.
+What needs torch (`autocast_of_a_gpu`, `capture`, `divided_share`, `summed`, `trial`, `watching`) loads it when it is
+first asked for.
 """
 
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from ._transformer import LLAMAS, MIXTRALS, SHAPES, llama, named_transformer, tr
 from ._workload import Layer, Workload
 
 if TYPE_CHECKING:
+    from ._autocast import autocast_of_a_gpu
     from ._capture import capture
     from ._optimizers import OptimizerMaker, Update, optimizer_maker
     from ._shares import divided_share
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMATS", "LLAMAS", "MIXTRALS", "PARTS", "SHAPES", "DividedShare", "Exchange", "Layer", "Operation",
     "OptimizerMaker", "Share", "Update",
-    "Workload", "WorkloadError", "WorkloadStep", "capture", "divided_share", "llama", "named_transformer",
+    "Workload", "WorkloadError", "WorkloadStep", "autocast_of_a_gpu", "capture", "divided_share", "llama",
+    "named_transformer",
     "optimizer_maker", "parse",
     "refined", "summed", "transformer", "trial", "watching",
 ]  # fmt: skip
@@ -31,6 +34,7 @@ __all__ = [
 __getattr__ = lazy(
     __name__,
     {
+        "_autocast": "autocast_of_a_gpu",
         "_capture": "capture",
         "_optimizers": "OptimizerMaker Update optimizer_maker",
         "_shares": "divided_share",

@@ -81,6 +81,26 @@ def _on_meta() -> Iterator[None]:
 
 
 @contextmanager
+def autocast_of_a_gpu() -> Iterator[None]:
+    """Open a block in which autocast for GPUs, or for the meta device, is on although there is no GPU.
+
+    It is the CPU's then, with a GPU's type: checkpoints open that one anew when they run again, and none for meta.
+    """
+    begin: Any = torch.autocast.__init__
+
+    def begun(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
+        if device_type in ("cuda", "meta"):
+            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+        begin(self, device_type, dtype, enabled, cache_enabled)
+
+    torch.autocast.__init__ = begun  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__init__ = begin  # type: ignore[method-assign]
+
+
+@contextmanager
 def autocast_behind() -> Iterator[None]:
     """Open a block for a backward pass on the meta device, in which what runs again, checkpointed, is cast again.
 

@@ -9,7 +9,7 @@ timed, and a model of any size can be captured. Ops between layers belong to the
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ._autocast import autocast_of_a_gpu
 from ._dry_runs import DryRun, dry_shares
 from ._meta_device import on_meta
 from ._optimizers import OptimizerMaker, Update
@@ -27,7 +28,7 @@ from ._shares import Holding, operations_of, shares_of
 from ._timing import Timing, optimizer_time, time_of
 from ._trace import Trace, trace_of
 from ._trial import sum_of_outputs, tried_out
-from ._units import Loss, Unit, samples, units_of
+from ._units import Loss, Unit, entries, samples, units_of
 from ._workload import Layer, Workload
 
 
@@ -52,9 +53,10 @@ def capture(
 
     Args:
         model: On any device; a copy is moved if `device` is another.
-        sample: A batch: a tensor, a tuple of what the model takes, or a dict of keywords. Dimension 0 of the first
-            tensor counts samples.
-        loss: From the model and the batch, a scalar; the sum of the model's outputs if not given.
+        sample: A batch: a tensor, a tuple of what the model takes, a dict (or another mapping) of keywords, or a
+            dataclass. Dimension 0 of the first tensor counts samples.
+        loss: From the model and the batch, a scalar; if not given the model's own, named `loss` in what it returns,
+            or else the sum of its outputs.
         name: Of the workload; the class of the model if not given.
         device: Where to run: "meta" to run nothing; the model's own if not given.
         optimizer: "sgd", "momentum", "adam", or what makes one of parameters: a class of torch.optim, or a function.
@@ -70,29 +72,40 @@ def capture(
         WorkloadError: the optimizer is unknown or takes no step on these parameters, which may have no shape yet, the
             batch has no tensor, or the model gives nothing that can be back-propagated.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise WorkloadError(f"capture: {type(model).__name__} is compiled by torch.jit; give the module it was made of")
     if lazy := next((name for name, one in model.named_parameters() if is_lazy(one)), None):
         raise WorkloadError(f"capture: parameter {lazy} has no shape yet; call the model once before, on its sample")
-    update = Update.of(optimizer, model.parameters())
+    with _eager():
+        update = Update.of(optimizer, model.parameters())
+    parts, remade = entries(sample)
     place = torch.device(device) if device is not None else _device_of(model)
     here = model if place == _device_of(model) else _copied(model, place)
-    batch = _moved(sample, place)
-    run = loss or sum_of_outputs
-    units = units_of(here)
+    size = samples(parts)
+    batch = _moved(parts, place)
+    run: Loss = lambda model, given: (loss or sum_of_outputs)(model, remade(given))  # noqa: E731
+    units, known = units_of(here), {id(one) for one in here.parameters()}
     timing, optimizer_s = None, 0.0
     with ExitStack() as stack:
         stack.enter_context(tried_out(here))
         if place.type == "meta":
-            made, of = (tree_leaves([*one]) for one in ((batch, *here.buffers()), (sample, *model.buffers())))
+            made, of = (tree_leaves([*one]) for one in ((batch, *here.buffers()), (parts, *model.buffers())))
             stack.enter_context(on_meta(zip(made, of, strict=True)))
-        trace = trace_of(here, units, batch, run)
-        peaks = peaks_of(here, units, batch, run)
+            stack.enter_context(autocast_of_a_gpu())
+        with _eager():
+            trace = trace_of(here, units, batch, run)
+        if late := next((name for name, one in here.named_parameters() if id(one) not in known), None):
+            rule = f"{type(here).__name__} makes its parameter {late} when it is called"
+            raise WorkloadError(f"capture: {rule}; call the model once before, on its sample")
+        with _eager():
+            peaks = peaks_of(here, units, batch, run)
         if place.type != "meta":
             timing = time_of(here, units, batch, run, repeats)
             optimizer_s = optimizer_time(here, update.make)
         alone = partial(dry_shares, here, units, batch, run, dry_runs or {}, degrees)
         in_steps = partial(trace_of, here, units, batch, run, recurrent=False) if timing is None else None
-        layers = _layers(here, units, trace, peaks, timing, update, degrees, alone, repeats, in_steps)
-    size = samples(batch)
+        with _eager() if timing is None else nullcontext():
+            layers = _layers(here, units, trace, peaks, timing, update, degrees, alone, repeats, in_steps)
     precision = str(next((p.dtype for p in here.parameters()), torch.float32)).removeprefix("torch.")
     source = "captured on the meta device" if place.type == "meta" else f"captured on {place.type}"
     if place.type == "meta" and not trace.passed_back:
@@ -214,6 +227,11 @@ def _backward_share(parameters: Sequence[nn.Parameter], trained_before: bool) ->
     return round(0.5 * (trained_before or trained > 0) + 0.5 * trained / count, 6)
 
 
+def _eager() -> Any:
+    """Open a block in which nothing is compiled: where operators are counted `torch.compile` refuses to, or fails."""
+    return torch.compiler.set_stance("force_eager")
+
+
 def _device_of(model: nn.Module) -> torch.device:
     first = next(model.parameters(), None)
     return first.device if first is not None else torch.device("cpu")
@@ -221,7 +239,9 @@ def _device_of(model: nn.Module) -> torch.device:
 
 def _copied(model: nn.Module, place: torch.device) -> nn.Module:
     """Return a copy on another device; shared parameters stay shared, which `nn.Module.to` does not see to."""
-    moved = copy.deepcopy(model).to(place)
+    # What a hook computes of parameters anew (torch's older `weight_norm`) has a graph, which is not copied.
+    made = [one for module in model.modules() for one in vars(module).values() if isinstance(one, Tensor)]
+    moved = copy.deepcopy(model, {id(one): one.detach() for one in made if not one.is_leaf}).to(place)
     first: dict[int, nn.Parameter] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         home, _, key = name.rpartition(".")

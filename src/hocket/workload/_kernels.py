@@ -79,7 +79,16 @@ def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     if packet is _FUSED_BACKWARD:  # and five of them: scores again, and of each of the two products two
         query, key, value = (one.shape for one in args[1:4])
         return float(2 * query[:-1].numel() * key[-2] * (3 * query[-1] + 2 * value[-1]))
+    if packet is _aten._trilinear:  # x A y for each output, as of `nn.Bilinear`
+        return float(2 * math.prod(map(max, *map(_expanded, args[:3], args[3:6]))))
     return 0.0
+
+
+def _expanded(one: Tensor, at: Sequence[int]) -> list[int]:
+    shape = list(one.shape)
+    for dim in sorted(at):
+        shape.insert(dim, 1)
+    return shape
 
 
 def _grouped_flops(first: torch.Size, second: torch.Size) -> float:
@@ -94,7 +103,7 @@ def _grouped_flops(first: torch.Size, second: torch.Size) -> float:
 
 def is_uncounted(func: Any, flops: float) -> bool:
     """Return whether an operator is another library's, so that nobody knows what it computes."""
-    return not flops and func.namespace not in {"aten", "prims", "prim"}
+    return not flops and func.namespace not in {"aten", "prims", "prim", "profiler"}
 
 
 def kernels_of(

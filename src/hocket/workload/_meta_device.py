@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ._kernels import FUSED
 from .division import storage_of
 
 _MOST = 1 << 20  # elements: positions and masks of a batch are smaller, activations are not asked for
@@ -58,6 +59,11 @@ class _MetaDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Take a value for that of a tensor on the meta device."""
         if type(tensor) in _PLAIN and tensor.is_meta and isinstance(value, Tensor):
             self._values[tensor] = value
+
+    def value_of(self, tensor: Tensor) -> Tensor | None:
+        """Return the value of a tensor on the meta device, None if it is not known."""
+        found: Tensor | None = self._values.get(tensor)
+        return found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -140,7 +146,10 @@ class _Program(TorchFunctionMode):
         self._device = device
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        func, args, kwargs = _moved_to_meta(func, args, kwargs or {})
+        if func is Tensor.numpy and args[0].is_meta:
+            value = self._device.value_of(args[0])
+            return func(args[0] if value is None else value.clone(), *args[1:], **kwargs)
         if func in (torch.tensor, torch.as_tensor):
             place, data = kwargs.get("device"), args[0] if args else kwargs["data"]
             if place is not None and torch.device(place).type == "meta" and not isinstance(data, Tensor):
@@ -153,6 +162,21 @@ class _Program(TorchFunctionMode):
             self._device.learn(made, torch.tensor(_FINITE[func]).expand(made.shape))
             return made
         return func(*args, **kwargs)
+
+
+def _moved_to_meta(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """Return a call in which the meta device stands for a GPU: a program that goes to one by name is planned for it."""
+    if func is Tensor.cuda:
+        return Tensor.to, (args[0], "meta"), {}
+    if func is Tensor.to and len(args) > 1 and _is_gpu(args[1]):
+        args = (args[0], "meta", *args[2:])
+    if _is_gpu(kwargs.get("device")):
+        kwargs = {**kwargs, "device": "meta"}
+    return func, args, kwargs
+
+
+def _is_gpu(one: Any) -> bool:
+    return str(one).partition(":")[0] == "cuda" if isinstance(one, str | torch.device) else False
 
 
 def _numbers(one: Any) -> bool:
@@ -170,6 +194,11 @@ def _made(func: Any, args: Any, kwargs: Any) -> Any:
         return args[0].new_empty(samples), args[0].new_empty(samples, steps, 2 * most + 1)
     if func.overloadpacket is _ATEN._ctc_loss_backward:
         return torch.empty_like(args[1])
+    if func.overloadpacket is FUSED and args[2].shape[-1] != args[0].shape[-1]:  # torch gives the queries' shape
+        query, size = args[0], (*args[0].shape[:-1], args[2].shape[-1])
+        order = sorted(range(query.dim()), key=query.stride, reverse=True)
+        made = torch.empty_permuted(size, order, dtype=query.dtype, device=query.device)
+        return made, *func(*args, **kwargs)[1:]
     return func(*args, **kwargs)
 
 

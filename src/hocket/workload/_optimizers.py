@@ -64,6 +64,9 @@ class Update:
         forms = Counter((one.shape, one.dtype) for one in parameters if one.requires_grad)
         if callable(optimizer):
             return cls._seen(optimizer, forms)
+        if isinstance(optimizer, torch.optim.Optimizer):  # whose text is all of its groups
+            remedy = "give its class, or a function that makes one of parameters"
+            raise WorkloadError(f"capture: optimizer is one of type {type(optimizer).__name__}; {remedy}")
         if optimizer not in _STATE:
             known = ", ".join(_STATE)
             raise WorkloadError(

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import nn
 
+from hocket.sharding import strided_parts
+
 from ._share import DividedShare, Exchange, Operation, Part, Share
 from ._trace import KernelKey, Spent, Tally, Trace
 from .division import Call, Region, Role, choose, cut_tensors, exchanges, sequences
@@ -33,11 +35,19 @@ class Holding:
         for one in self.parameters:
             parts = degree if id(one) in cut else 1
             count = one.numel() // parts
-            parameters += count * one.element_size()
+            parameters += count * _held_bytes(one) // max(1, one.numel())
             if one.requires_grad:
                 gradients += count * one.element_size()
                 state += self.state_bytes(one) // parts
         return parameters, gradients, state
+
+
+def _held_bytes(parameter: nn.Parameter) -> int:
+    """Return what a parameter takes; one of 8 or 4 bits passes for the type in which it computes."""
+    whole = parameter.numel() * parameter.element_size()
+    if not hasattr(parameter, "__tensor_flatten__") or hasattr(parameter, "device_mesh"):  # no part of ranks
+        return whole
+    return min(whole, sum(one.numel() * one.element_size() for one in strided_parts(parameter)))
 
 
 def shares_of(

@@ -21,6 +21,7 @@ from hocket.sharding import as_local
 
 from ._optimizers import OptimizerMaker
 from ._queue import CudaQueue, Queue, behind, by_batch, fixed_part, usual, whole_step
+from ._share import WorkloadError
 from ._units import Loss, Unit, followed, samples
 
 _SMALLER = 8  # how many times the small batch is smaller, whose time says what does not shrink
@@ -68,7 +69,13 @@ def _by_hooks(
     small = max(2, size // _SMALLER)  # batch norm wants two samples
     fixed = dict.fromkeys(forward, 0.0)
     if small < size:
-        less = _usual_steps(model, units, _part(batch, size, small), run, repeats, queue)
+        try:
+            less = _usual_steps(model, units, _part(batch, size, small), run, repeats, queue)
+        except (RuntimeError, ValueError, IndexError) as error:  # as graphs, whose edges name samples, and fixed sizes
+            said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            rule = f"{type(model).__name__} runs on {size} samples, and not on the first {small} of them ({said})"
+            why = "which tells what a step takes however few they are; samples are counted by the first tensor's rows"
+            raise WorkloadError(f"capture: {rule}, {why}; capture on meta, where nothing is timed") from error
         fixed = {i: fixed_part(forward[i] + backward[i], less[0][i] + less[1][i], small / size) for i in forward}
     elif roomy > 1:
         more = _usual_steps(model, units, _repeated(batch, size, roomy), run, repeats, queue)
@@ -181,12 +188,10 @@ def _timed_step(
         begun, arrived = ([(index, queue.between_s(first, at)) for index, at in each] for each in (begun, arrived))
     forward: defaultdict[int, float] = defaultdict(float)
     backward: defaultdict[int, float] = defaultdict(float)
-    if begun:
-        begun[0] = (begun[0][0], start)  # what comes before the first layer is the first layer's
+    begun[:1] = [(begun[0][0] if begun else 0, start)]  # what comes before the first layer is the first layer's
     for (index, at), (_, until) in zip(begun, [*begun[1:], (0, middle)], strict=True):
         forward[index] += until - at
-    if arrived:
-        arrived[0] = (arrived[0][0], middle)
+    arrived[:1] = [(arrived[0][0] if arrived else 0, middle)]
     for (index, at), (_, until) in zip(arrived, [*arrived[1:], (0, end)], strict=True):
         backward[index] += until - at
     return dict(forward), dict(backward)

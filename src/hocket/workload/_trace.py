@@ -139,6 +139,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             trace.spent[self.at[-1], trace.call].flops += flops
         elif is_uncounted(func, flops):
             trace.uncounted.add(func.name())
+        elif any(isinstance(one, Tensor) and one.is_nested for one in args):
+            trace.uncounted.add("operators of nested tensors")
         return out
 
     def _follow(self, trace: Trace, func: Any, args: Any, kwargs: Any, out: Any, flops: float) -> None:
@@ -182,6 +184,7 @@ class _WatchBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, trace: Trace, trained: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace, self.formats = trace, Float32Formats.now()
+        self.behind, self.at = next_node(), max(0, len(trace.makers) - 1)
         self.shapes = {one.shape for one in trained}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -207,7 +210,10 @@ class _WatchBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not trace.makers:
             return (0, -1)
         last = len(trace.makers) - 1
-        return trace.makers[last if node is None else min(last, bisect_right(trace.numbers, node))]
+        # A node that is made now is of what runs again within another one, where `checkpoint` is reentrant.
+        if node is None or node < self.behind:
+            self.at = last if node is None else min(last, bisect_right(trace.numbers, node))
+        return trace.makers[self.at]
 
 
 CAST = torch.ops.aten._to_copy
@@ -220,7 +226,7 @@ def _pass_back(trace: Trace, model: nn.Module, loss: Tensor) -> None:
     counted = {where: dict(kernels) for where, kernels in trace.kernels.items()}
     try:
         with as_local(), _WatchBack(trace, trained):
-            torch.autograd.grad(loss, trained, allow_unused=True)
+            _gradients(loss, trained)
         trace.passed_back = True
     except (RuntimeError, NotImplementedError, ValueError, TypeError):  # as many ways as there are models
         trace.kernels.clear()
@@ -228,6 +234,33 @@ def _pass_back(trace: Trace, model: nn.Module, loss: Tensor) -> None:
             trace.kernels[where].update(kernels)
     finally:
         trace.recording.paused = before
+
+
+def _gradients(loss: Tensor, trained: Sequence[Tensor]) -> None:
+    """Run a backward pass and leave no gradient behind."""
+    if not _has_reentrant_checkpoint(loss):
+        torch.autograd.grad(loss, trained, allow_unused=True)
+        return
+    before = [one.grad for one in trained]  # torch refuses `grad` there
+    try:
+        loss.backward()  # type: ignore[no-untyped-call]
+    finally:
+        for one, gradient in zip(trained, before, strict=True):
+            one.grad = gradient
+
+
+def _has_reentrant_checkpoint(loss: Tensor) -> bool:
+    known, found = {loss.grad_fn}, [loss.grad_fn]
+    while found:
+        node = found.pop()
+        if node is None:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        fresh = {one for one, _ in node.next_functions} - known
+        known |= fresh
+        found += fresh
+    return False
 
 
 def _fused(
@@ -274,7 +307,7 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss, *, recu
     and not their single steps.
 
     Raises:
-        WorkloadError: it has no gradient, or asks for a value on the meta device.
+        WorkloadError: it has no gradient, is no single number, or asks for a value on the meta device.
     """
     with fused_on_meta(recurrent=recurrent):  # a backward pass runs again what is checkpointed
         trace, result = _pass_ahead(model, units, batch, run)
@@ -283,6 +316,9 @@ def trace_of(model: nn.Module, units: list[Unit], batch: Any, run: Loss, *, recu
             if not trained:
                 raise WorkloadError(f"capture: {name} has no parameter that is trained; there is nothing to plan")
             raise WorkloadError(f"capture: the loss of {name} has no gradient; give `loss`")
+        if result.numel() != 1:
+            rule = f"the loss of {type(model).__name__} has the shape {list(result.shape)}"
+            raise WorkloadError(f"capture: {rule}, of which torch takes no gradient; give its mean or its sum")
         if result.is_meta:
             with autocast_behind():
                 _pass_back(trace, model, result)
@@ -308,19 +344,40 @@ def _pass_ahead(model: nn.Module, units: list[Unit], batch: Any, run: Loss) -> t
 
             stack.enter_context(hooked(unit.module.register_forward_pre_hook(enter)))
         try:
-            return trace, run(model, batch)
-        except (RuntimeError, NotImplementedError) as error:
-            if "with Meta tensors" in str(error):  # "aten::nonesuch: attempted to run this operator with Meta tensors"
-                operator = str(error).partition(": ")[0]
-                rule = f"{type(model).__name__} calls {operator}, which torch cannot run on the meta device"
-                raise WorkloadError(f"capture: {rule}; capture on cpu") from error
-            if "meta tensor" not in str(error):
+            result = run(model, batch)
+            trace.order = trace.order or [0]  # of a model that calls none of its parts all is the first one's
+            return trace, result
+        except Exception as error:
+            if not (refused := _refused(model, error)):
                 raise
-            rule = f"{type(model).__name__} asks for the value of a tensor, and tensors on the meta device have none"
-            place = next((one for one in reversed(extract_tb(error.__traceback__)) if _outside(one.filename)), None)
-            where = f" ({place.filename}:{place.lineno})" if place else ""
-            remedy = "give the inputs that it looks at on cpu, with their values, capture on cpu, or have it not ask"
-            raise WorkloadError(f"capture: {rule}{where}; {remedy}") from error
+            raise refused from error
+
+
+_ON_CPU = "capture on cpu"
+# What torch says where the meta device lacks something, and what the program does there.
+_SAYS_THAT_IT_NEEDS_A_VALUE = (
+    "meta tensor",
+    "convert meta device type tensor",
+    "register_meta function for torch.nonzero",
+)
+
+
+def _refused(model: nn.Module, error: Exception) -> WorkloadError | None:
+    """Return the refusal of a model that does what the meta device lacks; None if that is not what an error is of."""
+    said, name = str(error), type(model).__name__
+    place = next((one for one in reversed(extract_tb(error.__traceback__)) if _outside(one.filename)), None)
+    where = f" ({place.filename}:{place.lineno})" if place else ""
+    if "with Meta tensors" in said:  # "aten::nonesuch: attempted to run this operator with Meta tensors"
+        rule = f"{name} calls {said.partition(': ')[0]}, which torch cannot run on the meta device"
+        return WorkloadError(f"capture: {rule}; {_ON_CPU}")
+    if "FlexAttention is only supported" in said:
+        rule = f"{name} calls flex_attention{where}, which torch cannot run on the meta device, nor back on the CPU"
+        return WorkloadError(f"capture: {rule}; have it call scaled_dot_product_attention, which keeps as much")
+    if any(one in said for one in _SAYS_THAT_IT_NEEDS_A_VALUE):
+        rule = f"{name} asks for the value of a tensor, and tensors on the meta device have none"
+        remedy = f"give the inputs that it looks at on cpu, with their values, {_ON_CPU}, or have it not ask"
+        return WorkloadError(f"capture: {rule}{where}; {remedy}")
+    return None
 
 
 @contextmanager

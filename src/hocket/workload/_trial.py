@@ -1,6 +1,6 @@
 """A model run as in training that is afterwards as it was."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,13 +37,13 @@ def tried_out(model: nn.Module) -> Iterator[None]:
 
 def sum_of_outputs(model: nn.Module, batch: Any) -> Tensor:
     """Run the model; see `summed`."""
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return summed(model(**batch))
     return summed(model(*batch) if isinstance(batch, tuple) else model(batch))
 
 
 def summed(output: Any) -> Tensor:
-    """Return the sum of all floating-point numbers of a model's output, for want of a loss.
+    """Return a model's own loss, named `loss` in its output, or the sum of all floating-point numbers of that.
 
     Args:
         output: A tensor, or any tree of them.
@@ -51,6 +51,9 @@ def summed(output: Any) -> Tensor:
     Raises:
         WorkloadError: there is no tensor of such numbers.
     """
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(own, Tensor) and own.requires_grad and not own.dim():
+        return own
     found = [one for one in tree_flatten(output)[0] if isinstance(one, Tensor) and one.is_floating_point()]
     if not found:
         kind = type(output).__name__

@@ -1,7 +1,9 @@
 """The parts of a module at which a chain can be cut, and small things that capturing needs."""
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +86,31 @@ def samples(batch: Any) -> int:
     for one in tree_flatten(batch)[0]:
         if isinstance(one, Tensor) and one.dim():
             return int(one.shape[0])
-    raise WorkloadError("capture: the sample holds no tensor with a dimension that counts samples")
+    rule = f"the sample, of type {type(batch).__name__}, holds no tensor with a dimension that counts samples"
+    remedy = "give a batch: a tensor, or a tuple, a dict or a dataclass of such"
+    raise WorkloadError(f"capture: {rule}; {remedy}")
+
+
+def entries(sample: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """Return a sample as torch's trees have it, and a function that makes one of the sample's type of such.
+
+    Those hold no mappings but dictionaries (a tokenizer's `BatchEncoding` is another), and no dataclasses.
+    """
+    leaves = tree_flatten(sample)[0]
+    if len(leaves) == 1 and leaves[0] is sample:
+        if isinstance(sample, MutableMapping):
+            return dict(sample), lambda found: _copy_with(sample, found, operator.setitem)
+        if dataclasses.is_dataclass(sample):
+            parts = {entry.name: getattr(sample, entry.name) for entry in dataclasses.fields(sample)}
+            return parts, lambda found: _copy_with(sample, found, object.__setattr__)
+    return sample, lambda found: found
+
+
+def _copy_with(sample: Any, entries: Mapping[str, Any], put: Callable[[Any, str, Any], None]) -> Any:
+    made = copy.copy(sample)
+    for key, value in entries.items():
+        put(made, key, value)
+    return made
 
 
 def returned(result: Any) -> list[Tensor]:
