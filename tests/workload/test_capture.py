@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from hocket.workload import Exchange, Workload, WorkloadError, capture, parse
+from hocket.workload import Exchange, Workload, WorkloadError, capture, parse, summed
 
 
 class Mixed(nn.Module):
@@ -368,13 +368,29 @@ class WithLoss(nn.Module):
         return self.kind(loss=nn.functional.cross_entropy(logits, targets), logits=logits)
 
 
-@pytest.mark.parametrize("kind", [dict, SimpleNamespace])
+def logits_first(loss: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the pair that nanoGPT does."""
+    return logits, loss
+
+
+@pytest.mark.parametrize("kind", [dict, SimpleNamespace, logits_first])
 def test_of_what_a_model_returns_its_loss_alone_is_passed_back(kind: type) -> None:
     """The gradient of a sum with the logits would be one more tensor of their size, in time and in memory."""
     model = WithLoss(kind)
     found = capture(model, torch.ones(64, 8), device="meta", degrees=())
     given = capture(WithLoss(), torch.ones(64, 8), device="meta", degrees=(), loss=lambda model, x: model(x)["loss"])
     assert found.layers == given.layers
+
+
+def test_a_number_that_is_not_of_the_other_outputs_is_no_loss() -> None:
+    """As the loss of a router beside the logits."""
+    first, other = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    logits, balance = first * 2, (other * 5).sum()
+    assert float(summed((logits, balance))) == 21.0
+    assert float(summed((logits, balance + logits.sum()))) == 21.0
+    assert float(summed((logits, balance, logits.sum()))) == 27.0
+    assert float(summed((logits.detach(), balance))) == 21.0
+    assert float(summed((balance.detach(), None, logits))) == 21.0
 
 
 @dataclasses.dataclass(frozen=True)
