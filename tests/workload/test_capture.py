@@ -382,15 +382,22 @@ def test_of_what_a_model_returns_its_loss_alone_is_passed_back(kind: type) -> No
     assert found.layers == given.layers
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_list_is_one_argument_and_says_so(device: str) -> None:
+    """As what a DataLoader gives for pairs."""
+    with pytest.raises(WorkloadError, match="the list that is its sample as one argument.*is given as a tuple"):
+        capture(nn.Linear(8, 8), [torch.ones(4, 8), torch.ones(4)], device=device, degrees=())
+
+
 def test_a_number_that_is_not_of_the_other_outputs_is_no_loss() -> None:
     """As the loss of a router beside the logits."""
     first, other = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
     logits, balance = first * 2, (other * 5).sum()
-    assert float(summed((logits, balance))) == 21.0
-    assert float(summed((logits, balance + logits.sum()))) == 21.0
-    assert float(summed((logits, balance, logits.sum()))) == 27.0
-    assert float(summed((logits.detach(), balance))) == 21.0
-    assert float(summed((balance.detach(), None, logits))) == 21.0
+    assert summed((logits, balance)).item() == 21.0
+    assert summed((logits, balance + logits.sum())).item() == 21.0
+    assert summed((logits, balance, logits.sum())).item() == 27.0
+    assert summed((logits.detach(), balance)).item() == 21.0
+    assert summed((balance.detach(), None, logits)).item() == 21.0
 
 
 @dataclasses.dataclass(frozen=True)

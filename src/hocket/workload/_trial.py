@@ -42,7 +42,13 @@ def sum_of_outputs(model: nn.Module, batch: Any) -> Tensor:
     """Run the model; see `summed`."""
     if isinstance(batch, Mapping):
         return summed(model(**batch))
-    return summed(model(*batch) if isinstance(batch, tuple) else model(batch))
+    try:
+        return summed(model(*batch) if isinstance(batch, tuple) else model(batch))
+    except (TypeError, AttributeError) as error:
+        if not isinstance(batch, list):
+            raise
+        rule = f"{type(model).__name__} gets the list that is its sample as one argument, and fails: {error}"
+        raise WorkloadError(f"capture: {rule}; what it takes one by one is given as a tuple") from error
 
 
 def summed(output: Any) -> Tensor:
