@@ -291,3 +291,17 @@ def test_what_operators_of_other_libraries_compute_is_said_to_be_unknown() -> No
     for device in ("cpu", "meta"):
         found = capture(Model().to(device), torch.zeros(4, 8, device=device), degrees=())
         assert "without the FLOPs of hocket_test::cube, which are not known" in found.source
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_transforms_and_decompositions_are_said_to_be_unknown(device: str) -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        whole = y.T @ y + torch.eye(8, device=y.device)
+        return torch.fft.rfft(y).abs().sum() + nn.functional.normalize(y).sum() + torch.linalg.cholesky(whole).sum()
+
+    found = capture(nn.Linear(8, 8), torch.randn(16, 8), device=device, degrees=(), loss=loss)
+    assert "aten::_fft_r2c, " in found.source
+    assert "aten::linalg_cholesky_ex" in found.source
+    assert "norm" not in found.source
+    assert found.flops == 2 * 16 * 8 * 8 * 2

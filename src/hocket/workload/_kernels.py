@@ -53,6 +53,8 @@ _BATCH_NORM_AS = {torch.float16: 1.0, torch.bfloat16: 1.0, torch.float32: 0.35}
 _GROUPED = _named("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2")
 # What Transformers calls in their place where the device or the type has none, and its backward: two products of all.
 _GROUPED_ELSEWHERE = {"transformers::grouped_mm_fallback": 1, "transformers::grouped_mm_fallback_backward": 2}
+_NOT_COUNTED = ("fft_", "linalg_", "cholesky", "triangular_solve", "lu_", "geqrf", "ormqr", "stft", "cdist")
+_OF_NO_PRODUCTS = {"linalg_vector_norm", "linalg_check_errors", "linalg_cross", "linalg_diagonal"}
 _CONVOLUTIONS = _named("convolution", "_convolution", "cudnn_convolution", "convolution_backward")
 
 
@@ -102,8 +104,12 @@ def _grouped_flops(first: torch.Size, second: torch.Size) -> float:
 
 
 def is_uncounted(func: Any, flops: float) -> bool:
-    """Return whether an operator is another library's, so that nobody knows what it computes."""
-    return not flops and func.namespace not in {"aten", "prims", "prim", "profiler"}
+    """Return whether an operator computes what no table counts: another library's, a transform, a decomposition."""
+    name, _, _ = func.name().partition("::")[2].partition(".")
+    name = name.lstrip("_")
+    unknown = name.startswith(_NOT_COUNTED) and name not in _OF_NO_PRODUCTS
+    known = func.namespace in {"aten", "prims", "prim", "profiler"} and not unknown
+    return not flops and not known
 
 
 def kernels_of(
