@@ -399,3 +399,52 @@ def test_a_reentrant_checkpoint_runs_again_in_the_backward_pass_of_its_own_layer
 
 def _back(layer: Layer) -> float:
     return sum(one.flops for one in layer.operations if one.phase == "backward")
+
+
+class Scaled(Tensor):
+    """A matrix in 8 bits with a scale that passes for one of bfloat16, as torchao's for training."""
+
+    data_: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def __new__(cls, data: Tensor, scale: Tensor) -> Scaled:
+        return torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=torch.bfloat16, device=data.device)  # type: ignore[attr-defined, no-any-return]
+
+    def __init__(self, data: Tensor, scale: Tensor) -> None:
+        self.data_, self.scale = data, scale
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["data_", "scale"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [one.data_.to(torch.bfloat16) * one.scale if isinstance(one, Scaled) else one for one in args]
+        return func(*plain, **(kwargs or {}))
+
+
+class Cast(torch.autograd.Function):
+    """To 8 bits; gradients pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return Scaled(x.to(torch.float8_e4m3fn), torch.ones((), dtype=x.dtype, device=x.device))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+
+def test_products_of_scaled_matrices_in_8_bits_are_in_float8() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(WIDTH, WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.mm(Cast.apply(x), Cast.apply(self.weight))  # type: ignore[no-untyped-call]
+
+    found = operations(captured(Model(), ROWS, WIDTH, dtype=torch.bfloat16), "forward")
+    (product,) = [one for one in found.values() if one.flops]
+    assert product.number_format == "float8"
+    assert product.moved_bytes == ROWS * WIDTH + WIDTH * WIDTH + 2 * 2 + 2 * ROWS * WIDTH

@@ -220,10 +220,22 @@ def _channels_last(one: Tensor, last: torch.memory_format) -> bool:
 
 def bytes_of(one: Tensor) -> int:
     """Return the bytes of a tensor that there are: what was expanded is there once."""
-    if one.layout is not torch.strided:
+    if one.layout is not torch.strided or _is_made_of_others(one):
         return sum(map(bytes_of, strided_parts(one)))
     sizes = (size for size, stride in zip(one.shape, one.stride(), strict=True) if stride)
     return math.prod(sizes) * one.element_size()
+
+
+def _is_made_of_others(one: Tensor) -> bool:
+    return hasattr(one, "__tensor_flatten__") and not hasattr(one, "device_mesh")  # no part of ranks
+
+
+def _product_format(given: Sequence[tuple[Tensor, int]]) -> str:
+    """Return the format of a product; tensors in 8 bits that pass for others (torchao's) are multiplied as they are."""
+    inner = [strided_parts(one)[0] if _is_made_of_others(one) else one for one, _ in given[:2]]
+    if all(format_of(one.dtype) == "float8" for one in inner):
+        return "float8"
+    return format_of(given[0][0].dtype)
 
 
 def _again(packet: Any, given: Sequence[Tensor]) -> float:
@@ -248,7 +260,7 @@ def _product(
     packet: Any, args: Any, given: Sequence[tuple[Tensor, int]], flops: float, formats: Float32Formats,
     moved: float, fixed: float,
 ) -> Kernel:  # fmt: skip
-    number_format = format_of(given[0][0].dtype)
+    number_format = _product_format(given)
     if packet is FUSED or packet is _FUSED_BACKWARD:
         query, key = args[1:3] if packet is _FUSED_BACKWARD else args[:2]
         causal = args[7 if packet is _FUSED_BACKWARD else 4] if len(args) > 4 else False
