@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.utils import rnn
 
 from hocket.workload import WorkloadError, capture
 from hocket.workload._meta_device import on_meta
@@ -89,8 +90,9 @@ def test_what_is_written_with_unknown_values_is_unknown() -> None:
             known.sum().item()
         with pytest.raises(RuntimeError, match="meta tensor"):
             torch.rand(3, device="meta").sum().item()
+        filled = torch.empty(3, device="meta").normal_()
         with pytest.raises(RuntimeError, match="meta tensor"):
-            torch.empty(3, device="meta").sum().item()
+            filled.sum().item()
 
 
 def test_values_of_a_batch_stay_as_they_are() -> None:
@@ -152,6 +154,26 @@ def test_grouped_products_count_each_token_s_experts(dtype: torch.dtype) -> None
     assert ", its backward pass" not in found.source
     back = sum(one.flops for layer in found.layers for one in layer.operations if one.phase == "backward")
     assert back == found.flops  # of the weights: the input has no gradient
+
+
+class PackedSequences(nn.Module):
+    """Leaves out what pads its sequences."""
+
+    def __init__(self, *, ordered: bool) -> None:
+        super().__init__()
+        self.inner, self.ordered = nn.GRU(8, 16, batch_first=True), ordered
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=self.ordered)
+        return rnn.pad_packed_sequence(self.inner(packed)[0], batch_first=True)[0]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_packed_sequences_are_as_long_as_they_say(ordered: bool) -> None:
+    batch = (torch.randn(3, 6, 8), torch.tensor([6, 3, 2] if ordered else [3, 6, 2]))
+    model = PackedSequences(ordered=ordered)
+    found = [capture(model, batch, device=one, degrees=()).flops for one in ("cpu", "meta")]
+    assert found == [11 * (8 + 16) * 3 * 16 * 2] * 2
 
 
 def test_activations_are_taken_for_finite() -> None:

@@ -87,13 +87,14 @@ class _MetaDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return what an operator gives on the CPU; None if that is not known."""
-        if func.overloadpacket in _UNSET or torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags:
             return None
         try:
             values = tree_map(self._value, args)
             if func in _OVER_ALL and not any(values[0].stride()):  # one value, as often as there are activations
                 values = [values[0].flatten()[:1]]
-            return func(*values, **tree_map(self._value, kwargs))
+            found = func(*values, **tree_map(self._value, kwargs))
+            return found.zero_() if func.overloadpacket in _UNSET else found  # which a program fills
         except (
             KeyError,
             RuntimeError,
@@ -157,6 +158,9 @@ class _Program(TorchFunctionMode):
         elif func is Tensor.__getitem__ and args[0].is_meta:  # torch makes a tensor without values of `[[0, -1]]`
             places = args[1] if isinstance(args[1], tuple) else (args[1],)
             return func(args[0], tuple(torch.tensor(one) if _numbers(one) else one for one in places))
+        elif func is torch._C._VariableFunctions._pack_padded_sequence and args[1].is_meta:
+            lengths = self._device.value_of(args[1])  # which are on the CPU wherever the sequences are
+            return func(args[0], args[1] if lengths is None else lengths, *args[2:])
         elif func in _FINITE:
             made = func(*args, **kwargs)
             self._device.learn(made, torch.tensor(_FINITE[func]).expand(made.shape))
