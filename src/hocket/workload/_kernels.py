@@ -220,19 +220,20 @@ def _channels_last(one: Tensor, last: torch.memory_format) -> bool:
 
 def bytes_of(one: Tensor) -> int:
     """Return the bytes of a tensor that there are: what was expanded is there once."""
-    if one.layout is not torch.strided or _is_made_of_others(one):
+    if one.layout is not torch.strided or is_made_of_others(one):
         return sum(map(bytes_of, strided_parts(one)))
     sizes = (size for size, stride in zip(one.shape, one.stride(), strict=True) if stride)
     return math.prod(sizes) * one.element_size()
 
 
-def _is_made_of_others(one: Tensor) -> bool:
-    return hasattr(one, "__tensor_flatten__") and not hasattr(one, "device_mesh")  # no part of ranks
+def is_made_of_others(one: Tensor) -> bool:
+    """Return whether a tensor consists of others, as those in 8 bits do, and not of the parts of ranks."""
+    return hasattr(one, "__tensor_flatten__") and not hasattr(one, "device_mesh")
 
 
 def _product_format(given: Sequence[tuple[Tensor, int]]) -> str:
     """Return the format of a product; tensors in 8 bits that pass for others (torchao's) are multiplied as they are."""
-    inner = [strided_parts(one)[0] if _is_made_of_others(one) else one for one, _ in given[:2]]
+    inner = [strided_parts(one)[0] if is_made_of_others(one) else one for one, _ in given[:2]]
     if all(format_of(one.dtype) == "float8" for one in inner):
         return "float8"
     return format_of(given[0][0].dtype)

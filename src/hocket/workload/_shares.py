@@ -14,6 +14,7 @@ from torch import nn
 
 from hocket.sharding import strided_parts
 
+from ._kernels import is_made_of_others
 from ._share import DividedShare, Exchange, Operation, Part, Share
 from ._trace import KernelKey, Spent, Tally, Trace
 from .division import Call, Region, Role, choose, cut_tensors, exchanges, sequences
@@ -45,7 +46,7 @@ class Holding:
 def _held_bytes(parameter: nn.Parameter) -> int:
     """Return what a parameter takes; one of 8 or 4 bits passes for the type in which it computes."""
     whole = parameter.numel() * parameter.element_size()
-    if not hasattr(parameter, "__tensor_flatten__") or hasattr(parameter, "device_mesh"):  # no part of ranks
+    if not is_made_of_others(parameter):
         return whole
     return min(whole, sum(one.numel() * one.element_size() for one in strided_parts(parameter)))
 
