@@ -271,6 +271,23 @@ def test_sizes_that_are_seen_may_be_others_than_the_samples() -> None:
     torch.testing.assert_close(pipeline.forward((x, mask)), model(x, mask))
 
 
+@pytest.mark.timeout(60)
+def test_a_model_that_ends_with_no_other_size_is_split() -> None:
+    class Halving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.a(x)
+            while x.shape[1] != 4:  # of 2 it has 1, again and again
+                x = x[:, ::2]
+            return self.b(x)
+
+    model, x = Halving(), torch.randn(4, 4, 6)
+    torch.testing.assert_close(chained(split(model, 2, (x,)), (x,))[0], model(x))
+
+
 def windows_of(x: Tensor) -> Tensor:
     return x.view(x.shape[0], 2, 2, 6).transpose(1, 2).reshape(-1, 2, 6)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from hocket.sharding import same_values
 from hocket.workload.division import seed
@@ -24,6 +25,7 @@ from ._trace import UNCUT, SplitError
 
 Tensor = torch.Tensor
 _FEW: Final = 2  # samples, which batch norm takes
+_MOST_CALLS: Final = 50_000  # of torch's functions in a trial of other sizes: some seconds
 
 
 def compare(
@@ -133,7 +135,9 @@ def _unseen(
         dims = [[dim for at, dim, _ in places if at == i] for i in range(len(_values.tensors_of(inputs)))]
         other = _trees.mapped(inputs, lambda tensor: functools.reduce(change, dims[next(counter)], tensor))  # noqa: B023
         try:
-            theirs = _results(model, lambda: (_trees.called(model, other), None), backward=False, gradients=gradients)  # noqa: B023
+            plain = functools.partial(_trees.called, model, other)
+            with _Bounded():
+                theirs = _results(model, lambda: (plain(), None), backward=False, gradients=gradients)  # noqa: B023
         except Exception:  # it does not take such sizes
             continue
         try:
@@ -146,6 +150,20 @@ def _unseen(
             return True
         return False
     return False
+
+
+class _Bounded(TorchFunctionMode):
+    """Ends a model that goes on for ever with sizes that it was not made for, as `while x.shape[1] != 4` may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left = _MOST_CALLS
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise RuntimeError("the model calls more of torch than it should")
+        return func(*args, **(kwargs or {}))
 
 
 def _halved(tensor: Tensor, dim: int) -> Tensor:
