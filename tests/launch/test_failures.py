@@ -680,4 +680,4 @@ def test_a_clock_that_is_set_in_mid_run_does_not_change_how_long_a_rank_ran(
     source = f"import os, pathlib; pathlib.Path({str(begun)!r}).touch(); os.kill(os.getpid(), 9)"
     said = re.search(r"killed by SIGKILL, ([0-9.]+) s after the start", launched(script(source), n=1).err)
     assert said is not None
-    assert 0 < float(said[1]) < deadline(60)
+    assert 0 <= float(said[1]) < deadline(60)  # a rank that a warm server starts may end within 0.05 s

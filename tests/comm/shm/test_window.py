@@ -36,7 +36,10 @@ def write_and_read() -> tuple[list[int], list[int], int]:
 
 
 def outlive() -> set[int]:
-    """Rank 1 dies; whom the others find dead, and that its memory is still there."""
+    """Rank 1 dies; whom the others find dead, and that its memory is still there.
+
+    The survivors wait for each other: one that had ended would be found dead, too, and rightly.
+    """
     rank = dist.get_rank()
     window = open_window(rank, 64, exchange)
     assert window is not None
@@ -45,10 +48,13 @@ def outlive() -> set[int]:
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     deadline_s = time.monotonic() + deadline(10)
-    while not window.dead() and time.monotonic() < deadline_s:
+    while not (found := window.dead()) and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert window.words(1, 1)[0] == 6
-    return window.dead()
+    window.words(rank, 1)[0] = 0
+    while window.words(2 - rank, 1)[0] and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return found
 
 
 def open_none(hosts: list[str]) -> bool:
