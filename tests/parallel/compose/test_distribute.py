@@ -316,7 +316,7 @@ def test_what_would_be_averaged_twice_or_never_is_refused() -> None:
         assert found[4].startswith("the model is distributed by DTensor already")
         assert found[5].startswith("hocket.distribute averages this model's gradients already")
         assert found[6].startswith("the optimizer has none of the model's parameters")
-        assert found[7].startswith("the optimizer trains 1 parameters that the model has not (of shapes (3,))")
+        assert found[7].startswith("the optimizer trains parameters that the model has not (1, of shapes (3,))")
         assert found[8] == "DataParallel"
 
 

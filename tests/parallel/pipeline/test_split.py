@@ -288,6 +288,25 @@ def test_a_model_that_ends_with_no_other_size_is_split() -> None:
     torch.testing.assert_close(chained(split(model, 2, (x,)), (x,))[0], model(x))
 
 
+@pytest.mark.timeout(60)
+def test_a_model_whose_own_loop_ends_with_no_other_size_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hocket.parallel.pipeline._verify._MOST_S", 0.2)
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            count = x.shape[1]
+            while count != 4:  # nothing of torch is called: of 2 it is 1, and 0 for ever
+                count //= 2
+            return self.b(self.a(x))
+
+    model, x = Counting(), torch.randn(4, 4, 6)
+    torch.testing.assert_close(chained(split(model, 2, (x,)), (x,))[0], model(x))
+
+
 def windows_of(x: Tensor) -> Tensor:
     return x.view(x.shape[0], 2, 2, 6).transpose(1, 2).reshape(-1, 2, 6)
 

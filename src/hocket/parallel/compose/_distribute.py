@@ -206,9 +206,10 @@ def _check_trains(optimizer: Any, model: DataParallel) -> None:
     if strange:
         shapes = ", ".join(str(tuple(p.shape)) for p in strange[:3])
         raise ValueError(
-            f"the optimizer trains {len(strange)} parameters that the model has not (of shapes {shapes}): their "
-            "gradients would differ from rank to rank. Make them parameters of the model; of several models with one "
-            "optimizer, distribute each, and pass the optimizer with the last"
+            f"the optimizer trains parameters that the model has not ({len(strange)}, of shapes {shapes}): their "
+            "gradients would differ from rank to rank. Make them parameters of the model, or distribute the module "
+            "that has them (a loss with weights, a likelihood, another model) before this one: "
+            "`other, _, _ = hocket.distribute(other)`"
         )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -26,6 +29,7 @@ from ._trace import UNCUT, SplitError
 Tensor = torch.Tensor
 _FEW: Final = 2  # samples, which batch norm takes
 _MOST_CALLS: Final = 50_000  # of torch's functions in a trial of other sizes: some seconds
+_MOST_S: Final = 60.0  # of such a trial, which calls none
 
 
 def compare(
@@ -136,7 +140,7 @@ def _unseen(
         other = _trees.mapped(inputs, lambda tensor: functools.reduce(change, dims[next(counter)], tensor))  # noqa: B023
         try:
             plain = functools.partial(_trees.called, model, other)
-            with _Bounded():
+            with _bounded():
                 theirs = _results(model, lambda: (plain(), None), backward=False, gradients=gradients)  # noqa: B023
         except Exception:  # it does not take such sizes
             continue
@@ -152,8 +156,31 @@ def _unseen(
     return False
 
 
-class _Bounded(TorchFunctionMode):
-    """Ends a model that goes on for ever with sizes that it was not made for, as `while x.shape[1] != 4` may."""
+@contextlib.contextmanager
+def _bounded() -> Iterator[None]:
+    """End a model that goes on for ever with sizes that it was not made for, as `while x.shape[1] != 4` may."""
+    thread, lock, over = ctypes.c_ulong(threading.get_ident()), threading.Lock(), False
+
+    def end() -> None:  # in the other thread, wherever its Python code is
+        with lock:
+            if not over:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TimeoutError))
+
+    timer = threading.Timer(_MOST_S, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        with _FewCalls():
+            yield
+    finally:
+        timer.cancel()
+        with lock:  # what was raised and has not yet arrived is taken back
+            over = True
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)
+
+
+class _FewCalls(TorchFunctionMode):
+    """Lets a model call so much of torch, and no more."""
 
     def __init__(self) -> None:
         super().__init__()
