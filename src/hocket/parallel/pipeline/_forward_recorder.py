@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
 import contextlib
 import functools
-import linecache
 import operator
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -26,28 +23,12 @@ from ..batches import trees as _trees
 from ..partition.tensor import is_leaf
 from . import _values
 from ._asked import indexed_by_settled, number_functions, settled_index
+from ._callers import HERE, calling_frame, calling_line, only_raises
+from ._functions import ANSWERS, CONTENTS, OPENED, RANDOM, SEVERAL, SHAPED_BY_FIRST, SIZES, is_loose
 from ._numbers import SameAnswer
 
 Tensor = torch.Tensor
-_SIZES: Final = frozenset(("shape", "size", "numel", "nelement", "__len__", "stride", "nbytes", "broadcast_shapes"))
-_CONTENTS: Final = {
-    **{f"__{kind}__": kind for kind in ("bool", "int", "float", "index", "complex", "contains")},
-    **{name: name for name in ("item", "is_nonzero", "equal", "allclose")},
-}
-_ANSWERS: Final = frozenset(("bool", "contains", "is_nonzero", "equal", "allclose"))
-_OPENED: Final = frozenset(("tolist", "numpy", "__array__", "__dlpack__"))  # what is in a tensor, beyond any check
-_SEVERAL: Final = frozenset(("unbind", "split", "chunk", "tensor_split", "split_with_sizes", "hsplit", "vsplit"))
-_RANDOM: Final = frozenset(("bernoulli", "multinomial", "normal", "poisson", "empty", "uniform_", "exponential_"))
 _AS_IT_IS: Final[Any] = contextlib.nullcontext()
-_LOOSE: Final = frozenset((  # torch's tag `dynamic_output_shape` knows no argwhere and no packed sequences
-    "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "unique_dim", "bincount",
-    "_pack_padded_sequence", "_pad_packed_sequence",
-))  # fmt: skip
-_SHAPED_BY_FIRST: Final = frozenset((
-    "__setitem__", "index_add", "index_copy", "index_fill", "index_put", "masked_fill", "masked_scatter", "scatter",
-    "scatter_add", "scatter_reduce",
-))  # fmt: skip
-_HERE: Final = tuple(str(Path(file).parent) for file in (__file__, torch.__file__, traced.__code__.co_filename))
 _CONTAINERS: Final = (
     torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Transformer, torch.nn.TransformerEncoder,
     torch.nn.TransformerDecoder,
@@ -139,21 +120,21 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
         operation = "call_function"
         if getattr(Tensor, name, None) is func and not name.startswith("__"):
             operation, how = "call_method", name
-        kind = _CONTENTS.get(name)
+        kind = CONTENTS.get(name)
         with self._computing():
             noted = self._argument(tuple(noted)), self._argument(dict(kwargs))
-            if kind or name in _OPENED:
+            if kind or name in OPENED:
                 self._refuse_contents(kind or name, noted)
             value, changed = _run(func, args, kwargs)
-            if not (changed or kind or name in _SIZES or _trees.tensors_in(value)):
+            if not (changed or kind or name in SIZES or _trees.tensors_in(value)):
                 return value
             node = self.graph.create_node(operation, how, *noted)
-            node.meta["idle"] = name in _SIZES
+            node.meta["idle"] = name in SIZES
             in_place = name.endswith("_") and not name.endswith("__")
-            node.meta["loose"] = _loose(name, args, kwargs)
-            node.meta["shaped_by_first"] = in_place or name in _SHAPED_BY_FIRST
-            node.meta["constant"] = name in _SIZES or self._constant(node, name)
-            if name in _SEVERAL:  # before steps that take one of them
+            node.meta["loose"] = is_loose(name, args, kwargs)
+            node.meta["shaped_by_first"] = in_place or name in SHAPED_BY_FIRST
+            node.meta["constant"] = name in SIZES or self._constant(node, name)
+            if name in SEVERAL:  # before steps that take one of them
                 self._check(len, (node,), len(value))
             found = self._result(node, value, changed, in_place=in_place)
         return self.settled(type(value), (found,), value) if kind and kind != "item" else found
@@ -309,7 +290,7 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
 
     def _check(self, how: Callable[..., Any], noted: tuple[Any, ...], answer: Any) -> None:
         asked = ", ".join(str(one) for one in noted)
-        check = SameAnswer(how, answer, f"{_line()}{how.__name__}({asked})")
+        check = SameAnswer(how, answer, f"{calling_line()}{how.__name__}({asked})")
         self._noted(self.graph.create_node("call_function", check, noted), None)
 
     def _refuse_contents(self, kind: str, noted: Any) -> None:
@@ -320,13 +301,13 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
         found: list[fx.Node] = []
         fx.node.map_arg(noted, found.append)
         for node in found:
-            if kind in _OPENED or not node.meta.get("constant", False):
-                if kind in _ANSWERS and any(map(_only_raises, (_frame(_HERE[:1]), _frame()))):
+            if kind in OPENED or not node.meta.get("constant", False):
+                if kind in ANSWERS and any(map(only_raises, (calling_frame(HERE[:1]), calling_frame()))):
                     continue
-                raise DataDependentError(f"{_line()}the code needs {kind}() of a tensor ({node}) to go on")
+                raise DataDependentError(f"{calling_line()}the code needs {kind}() of a tensor ({node}) to go on")
 
     def _constant(self, node: fx.Node, name: str) -> bool:
-        random = "rand" in name or "dropout" in name or name in _RANDOM
+        random = "rand" in name or "dropout" in name or name in RANDOM
         return not random and all(source.meta.get("constant", False) for source in node.all_input_nodes)
 
     # --- what is watched --------------------------------------------------------------------------------------------
@@ -374,7 +355,7 @@ class ForwardRecorder(TorchFunctionMode, Numbers):
             return leave(cast, *error)
 
         def asked() -> bool:
-            if self._active() and not sys._getframe(1).f_code.co_filename.startswith(_HERE):
+            if self._active() and not sys._getframe(1).f_code.co_filename.startswith(HERE):
                 with self._computing():
                     self._check(grad, (), grad())
             return grad()
@@ -489,26 +470,6 @@ def plain_numbers(value: Any) -> tuple[float, ...]:
     return tuple(float(one) for one in leaves if type(one) in (int, float))
 
 
-def _loose(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether the shape of what a call gives depends on numbers in tensors."""
-    if name == "__getitem__":
-        return _masks(args[1])
-    if name == "repeat_interleave":  # as many times each, or as a tensor says
-        repeats = kwargs["repeats"] if "repeats" in kwargs else args[min(1, len(args) - 1)]
-        return isinstance(repeats, Tensor) and kwargs.get("output_size") is None
-    if name == "where":  # of a condition alone: where it holds
-        return len(args) + len(kwargs) == 1
-    if name == "one_hot":  # as many classes as the largest number says
-        return bool((args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) < 0)
-    if name == "tensor_split":
-        return any(isinstance(one, Tensor) for one in (*args[1:], *kwargs.values()))
-    return name in _LOOSE
-
-
-def _masks(index: Any) -> bool:
-    return any(one.dtype in (torch.bool, torch.uint8) for one in _trees.tensors_in(index))
-
-
 def _set(buffer: Tensor, value: Tensor) -> None:
     with torch.no_grad():
         buffer.copy_(value)
@@ -533,50 +494,6 @@ def _hidden(value: Any, known: Mapping[int, Any], depth: int = 3) -> str:
         if depth and (deeper := _hidden(one, known, depth - 1)):
             return f"{name}.{deeper}"
     return ""
-
-
-def _frame(besides: tuple[str, ...] = _HERE) -> Any:
-    """Return the frame of the code that is running, the user's or that of other folders; None if there is none."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((*besides, "<")):
-        frame = frame.f_back
-    return frame
-
-
-def _only_raises(frame: Any) -> bool:
-    """Return whether code is in the condition of an `assert`, or of an `if` that does nothing but raise an error."""
-    return frame is not None and any(
-        begin <= frame.f_lineno <= end for begin, end in _demands(frame.f_code.co_filename)
-    )
-
-
-@functools.cache
-def _demands(file: str) -> tuple[tuple[int, int], ...]:
-    """Return the lines of such conditions in a file."""
-    try:
-        nodes = list(ast.walk(ast.parse("".join(linecache.getlines(file)))))
-    except SyntaxError:
-        return ()
-    leaving = ast.Return | ast.Break | ast.Continue
-    found = [one.test for one in nodes if isinstance(one, ast.Assert)]
-    found += [
-        one.test
-        for one in nodes
-        if isinstance(one, ast.If)
-        and isinstance(one.body[-1], ast.Raise)
-        and one.body[0].lineno > (one.test.end_lineno or one.test.lineno)
-        and not any(isinstance(inner, leaving) for step in one.body for inner in ast.walk(step))
-    ]
-    return tuple((test.lineno, test.end_lineno or test.lineno) for test in found)
-
-
-def _line() -> str:
-    """Return the line of the user's code that is running, for messages."""
-    frame = _frame()
-    if frame is None:
-        return ""
-    name = frame.f_code.co_filename
-    return f"`{linecache.getline(name, frame.f_lineno).strip()}` ({Path(name).name}, line {frame.f_lineno}): "
 
 
 @contextlib.contextmanager
