@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.comm import CommError, rendezvous, torch_adapter
-from hocket.comm.engines import Gloo
+from hocket.comm.engines import Gloo, own_sockets
 from hocket.comm.secret_store import SecretError, SecretStore, StoreServer
 from hocket.testing import deadline
 
@@ -92,6 +92,37 @@ def test_waiting_ends_when_the_key_comes_or_the_time_is_over(server: StoreServer
     with pytest.raises(dist.DistStoreError, match="never"):
         store.wait(["never"], timedelta(seconds=0.1))
     assert store.get("late") == b"1"
+
+
+def _asking(port: int) -> list[bool]:
+    """Return of each end of this process's connections to a port whether it asks for the other before half a minute."""
+    found = []
+    for one in own_sockets()[1]:
+        with one.borrowed() as end:
+            if port in (end.getsockname()[1], end.getpeername()[1]):
+                asks = end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                found.append(bool(asks) and end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < 30)
+    return found
+
+
+def test_a_firewall_that_forgets_silent_connections_hears_of_a_store_s_before() -> None:
+    server = StoreServer(("127.0.0.1", 0), SECRET)
+    joined(server).set("here", "1")
+    assert _asking(server.port) == [True, True]
+    server.close()
+
+
+def test_a_firewall_that_forgets_silent_connections_hears_of_torch_s_store_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in (rendezvous.VARIABLE, "HOCKET_SECRET", "HOCKET_SECRET_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    met = rendezvous._rendezvous(lambda url, timeout: iter([(store, 0, 1)]), "env://?rank=0&world_size=1")
+    assert next(met) == (store, 0, 1)
+    assert any(_asking(store.port))
 
 
 def test_who_has_another_secret_is_told_so(server: StoreServer) -> None:

@@ -184,7 +184,9 @@ def _rendezvous(torchs: Any, url: str, timeout: timedelta = timedelta(minutes=5)
     secret = job_secret()
     agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's store, which knows of no secret
     if not complete or where != f"{address}:{port}" and (secret is None or agents):
-        yield from torchs(url, timeout=timeout, **options)
+        for met in torchs(url, timeout=timeout, **options):
+            _keep_alive(port)
+            yield met
         return
     assert address is not None
     rank = int(query["RANK"])
@@ -204,6 +206,18 @@ def _rendezvous(torchs: Any, url: str, timeout: timedelta = timedelta(minutes=5)
             open(f"{place}{_CAME}{rank}", "w").close()
         yield torch_adapter.FileStore(place), rank, int(query["WORLD_SIZE"])
     raise RuntimeError("the ranks of a launcher meet once; start them again for another world")
+
+
+def _keep_alive(port: str | None) -> None:
+    """Have connections to torch's store last, which asks nobody by itself whether they do."""
+    from .engines import own_sockets
+    from .keep_alive import keep_alive
+
+    with contextlib.suppress(OSError):  # there is no /proc
+        for one in own_sockets()[1]:
+            with contextlib.suppress(OSError), one.borrowed() as found:  # another thread has closed it
+                if str(found.getpeername()[1]) == port:
+                    keep_alive(found)
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from . import torch_adapter
+from .keep_alive import keep_alive
 
 _NONCE_NBYTES: Final = 32
 _PROVE_S: Final = 10.0
@@ -96,6 +97,7 @@ class StoreServer:
         try:
             known = await asyncio.wait_for(self._proved(reader, writer), _PROVE_S)
             self._strangers.pop(writer, None)
+            keep_alive(writer.get_extra_info("socket"))
             while known:
                 (size,) = struct.unpack("<I", await reader.readexactly(4))
                 if size > _MOST_NBYTES:
@@ -193,6 +195,7 @@ class SecretStore(torch_adapter.Store):  # type: ignore[misc]
                 self._socket.settimeout(_PROVE_S)
                 if self._prove(secret):
                     self._socket.settimeout(None)
+                    keep_alive(self._socket)
                     return self._socket
                 refused += 1
                 error: OSError = SecretError(
