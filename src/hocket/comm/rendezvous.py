@@ -18,6 +18,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
 
+from .timeouts import timeout_setting
+
 if TYPE_CHECKING:
     from .secret_store import StoreServer
 
@@ -195,7 +197,7 @@ def _rendezvous(torchs: Any, url: str, timeout: timedelta = timedelta(minutes=5)
         if rank == 0 and place not in _served:
             _served[place] = serve(address, int(port or 0), secret or b"")
     if place.startswith("tcp://"):
-        store = _far(place, secret, timeout)
+        store = _far(place, secret, timeout, timeout_setting() or timeout.total_seconds())
         store.append(_CAME, f"{rank}/{query['WORLD_SIZE']} ")  # for the launchers, who see which ranks end
         yield store, rank, int(query["WORLD_SIZE"])
     else:
@@ -225,12 +227,12 @@ def _seen(place: str, secret: bytes | None) -> Any:
     return _far(place, secret, timedelta(seconds=_LOOK_S))
 
 
-def _far(place: str, secret: bytes | None, timeout: timedelta) -> Any:
+def _far(place: str, secret: bytes | None, timeout: timedelta, answer_s: float | None = None) -> Any:
     from . import torch_adapter
     from .secret_store import SecretStore
 
     if secret is None:
         raise NoSecretError(f"ranks meet at {place} by the job's secret; set HOCKET_SECRET_FILE")
     found = urlparse(place)
-    store = SecretStore(found.hostname or "", found.port or 0, secret, timeout.total_seconds())
+    store = SecretStore(found.hostname or "", found.port or 0, secret, timeout.total_seconds(), answer_s)
     return torch_adapter.PrefixStore(f"ranks{found.path}", store)
