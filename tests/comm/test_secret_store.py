@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -16,8 +16,8 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.comm import CommError, rendezvous, torch_adapter
-from hocket.comm.engines import Gloo
+from hocket.comm import CommError, rendezvous, secret_store, torch_adapter
+from hocket.comm.engines import Gloo, own_sockets
 from hocket.comm.secret_store import SecretError, SecretStore, StoreServer
 from hocket.testing import deadline
 
@@ -92,6 +92,68 @@ def test_waiting_ends_when_the_key_comes_or_the_time_is_over(server: StoreServer
     with pytest.raises(dist.DistStoreError, match="never"):
         store.wait(["never"], timedelta(seconds=0.1))
     assert store.get("late") == b"1"
+
+
+def _asking(port: int) -> list[bool]:
+    """Return of each end of this process's connections to a port whether it asks for the other before half a minute."""
+    found = []
+    for one in own_sockets()[1]:
+        with one.borrowed() as end:
+            if port in (end.getsockname()[1], end.getpeername()[1]):
+                asks = end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                found.append(bool(asks) and end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < 30)
+    return found
+
+
+def test_a_firewall_that_forgets_silent_connections_hears_of_a_store_s_before() -> None:
+    server = StoreServer(("127.0.0.1", 0), SECRET)
+    joined(server).set("here", "1")
+    assert _asking(server.port) == [True, True]
+    server.close()
+
+
+def test_a_firewall_that_forgets_silent_connections_hears_of_torch_s_store_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in (rendezvous.VARIABLE, "HOCKET_SECRET", "HOCKET_SECRET_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    met = rendezvous._rendezvous(lambda url, timeout: iter([(store, 0, 1)]), "env://?rank=0&world_size=1")
+    assert next(met) == (store, 0, 1)
+    assert any(_asking(store.port))
+
+
+def test_a_rank_that_is_cut_off_from_its_store_waits_no_longer_than_its_time_out(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel ends a connection that nobody acknowledges; else it asks again for a quarter of an hour."""
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port), "HOCKET_SECRET": SECRET.decode()}
+    at = {rendezvous.VARIABLE: f"127.0.0.1:{server.port} tcp://127.0.0.1:{server.port}/cut-off"}
+    for name, value in {**place, **at, "HOCKET_TIMEOUT": "70"}.items():
+        monkeypatch.setenv(name, value)
+    store, *_ = next(rendezvous._rendezvous(None, "env://?rank=0&world_size=1"))
+    most_ms: list[int] = []
+    monkeypatch.setattr(SecretStore, "_received", _looking(SecretStore._received, most_ms))
+    store.set("asked", "1")
+    with pytest.raises(dist.DistStoreError):
+        store.wait(["never"], timedelta(seconds=0.1))
+    assert set(most_ms) == {70_000}
+    assert _gives_up_after_ms(secret_store._kept[-1]) == 0  # a link may be cut for long where nothing is asked
+
+
+def _gives_up_after_ms(store: SecretStore) -> int:
+    return store._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+
+def _looking(received: Callable[[SecretStore, int], bytes], most_ms: list[int]) -> Callable[[SecretStore, int], bytes]:
+    def look(store: SecretStore, nbytes: int) -> bytes:
+        most_ms.append(_gives_up_after_ms(store))
+        return received(store, nbytes)
+
+    return look
 
 
 def test_who_has_another_secret_is_told_so(server: StoreServer) -> None:

@@ -18,6 +18,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
 
+from .timeouts import timeout_setting
+
 if TYPE_CHECKING:
     from .secret_store import StoreServer
 
@@ -184,7 +186,9 @@ def _rendezvous(torchs: Any, url: str, timeout: timedelta = timedelta(minutes=5)
     secret = job_secret()
     agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's store, which knows of no secret
     if not complete or where != f"{address}:{port}" and (secret is None or agents):
-        yield from torchs(url, timeout=timeout, **options)
+        for met in torchs(url, timeout=timeout, **options):
+            _keep_alive(port)
+            yield met
         return
     assert address is not None
     rank = int(query["RANK"])
@@ -193,7 +197,7 @@ def _rendezvous(torchs: Any, url: str, timeout: timedelta = timedelta(minutes=5)
         if rank == 0 and place not in _served:
             _served[place] = serve(address, int(port or 0), secret or b"")
     if place.startswith("tcp://"):
-        store = _far(place, secret, timeout)
+        store = _far(place, secret, timeout, timeout_setting() or timeout.total_seconds())
         store.append(_CAME, f"{rank}/{query['WORLD_SIZE']} ")  # for the launchers, who see which ranks end
         yield store, rank, int(query["WORLD_SIZE"])
     else:
@@ -206,17 +210,29 @@ def _rendezvous(torchs: Any, url: str, timeout: timedelta = timedelta(minutes=5)
     raise RuntimeError("the ranks of a launcher meet once; start them again for another world")
 
 
+def _keep_alive(port: str | None) -> None:
+    """Have connections to torch's store last, which asks nobody by itself whether they do."""
+    from .engines import own_sockets
+    from .keep_alive import keep_alive
+
+    with contextlib.suppress(OSError):  # there is no /proc
+        for one in own_sockets()[1]:
+            with contextlib.suppress(OSError), one.borrowed() as found:  # another thread has closed it
+                if str(found.getpeername()[1]) == port:
+                    keep_alive(found)
+
+
 @functools.cache
 def _seen(place: str, secret: bytes | None) -> Any:
     return _far(place, secret, timedelta(seconds=_LOOK_S))
 
 
-def _far(place: str, secret: bytes | None, timeout: timedelta) -> Any:
+def _far(place: str, secret: bytes | None, timeout: timedelta, answer_s: float | None = None) -> Any:
     from . import torch_adapter
     from .secret_store import SecretStore
 
     if secret is None:
         raise NoSecretError(f"ranks meet at {place} by the job's secret; set HOCKET_SECRET_FILE")
     found = urlparse(place)
-    store = SecretStore(found.hostname or "", found.port or 0, secret, timeout.total_seconds())
+    store = SecretStore(found.hostname or "", found.port or 0, secret, timeout.total_seconds(), answer_s)
     return torch_adapter.PrefixStore(f"ranks{found.path}", store)

@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from . import torch_adapter
+from .keep_alive import give_up_after, keep_alive
 
 _NONCE_NBYTES: Final = 32
 _PROVE_S: Final = 10.0
@@ -96,6 +97,7 @@ class StoreServer:
         try:
             known = await asyncio.wait_for(self._proved(reader, writer), _PROVE_S)
             self._strangers.pop(writer, None)
+            keep_alive(writer.get_extra_info("socket"))
             while known:
                 (size,) = struct.unpack("<I", await reader.readexactly(4))
                 if size > _MOST_NBYTES:
@@ -165,16 +167,20 @@ class SecretStore(torch_adapter.Store):  # type: ignore[misc]
         port: Its port.
         secret: The job's secret.
         timeout_s: How long to wait for the server, and for keys unless told otherwise.
+        answer_s: How long the server may be cut off while it is asked; None for ten minutes.
 
     Raises:
         SecretError: The server does not hold the same secret.
         OSError: It cannot be reached, or does not answer.
     """
 
-    def __init__(self, host: str, port: int, secret: bytes, timeout_s: float = 300.0) -> None:
+    def __init__(
+        self, host: str, port: int, secret: bytes, timeout_s: float = 300.0, answer_s: float | None = None
+    ) -> None:
         super().__init__()
         self.set_timeout(timedelta(seconds=timeout_s))
-        self._joining = (host, port, secret, timeout_s)
+        self._joining = (host, port, secret, timeout_s, answer_s)
+        self._answer_s = answer_s
         self._where = f"{host}:{port}"
         self._lock = threading.Lock()
         self._socket = self._joined(host, port, secret, timeout_s)
@@ -193,6 +199,7 @@ class SecretStore(torch_adapter.Store):  # type: ignore[misc]
                 self._socket.settimeout(_PROVE_S)
                 if self._prove(secret):
                     self._socket.settimeout(None)
+                    keep_alive(self._socket)
                     return self._socket
                 refused += 1
                 error: OSError = SecretError(
@@ -228,11 +235,15 @@ class SecretStore(torch_adapter.Store):  # type: ignore[misc]
 
     def _ask(self, what: bytes, *fields: str | bytes) -> list[bytes]:
         request = _packed([what, *(f.encode() if isinstance(f, str) else bytes(f) for f in fields)])
+        waits_s = self._answer_s and max(self._answer_s, float(fields[0]) if what == b"get" else 0.0)
         try:
             with self._lock:
+                # Who is cut off waits no longer than its time-out, who asks nothing until the link is there again.
+                give_up_after(self._socket, waits_s)
                 self._socket.sendall(request)
                 (size,) = struct.unpack("<I", self._received(4))
                 said, *values = _unpacked(self._received(size))
+                give_up_after(self._socket, None)
         except OSError as error:
             raise torch_adapter.DistNetworkError(f"the store at {self._where} cannot be reached: {error}") from None
         if said == b"late":

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.comm import keep_alive
 from hocket.comm.engines import DirectPoints, _direct, connect_directly
 from hocket.comm.scheduled import FlatFrames, frame_peers
 from hocket.comm.transport import CommError, PeerDiedError
@@ -240,7 +241,7 @@ def test_all_go_another_way_where_one_does_not_know_its_address() -> None:
 
 
 def test_a_connection_that_was_ended_while_the_link_was_cut_is_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_direct, "_ASK_S", 1)
+    monkeypatch.setattr(keep_alive, "_ASK_S", 1)
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as mine:
         theirs, _ = listener.accept()
         points = DirectPoints({1: _direct._Connection(mine, 1)})

@@ -4,6 +4,7 @@ from ._direct import DirectPoints, connect_directly
 from ._gloo import Gloo, unanswered, unheard
 from ._mpi import MpiPointToPoint
 from ._point_to_point import EnginePointToPoint
+from ._sockets import own_sockets
 from .engine import EngineTransport
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Gloo",
     "MpiPointToPoint",
     "connect_directly",
+    "own_sockets",
     "unanswered",
     "unheard",
 ]

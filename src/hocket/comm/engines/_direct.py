@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import torch
 
+from ..keep_alive import keep_alive
 from ..scheduled import PendingMessage
 from ..transport import CommError, PeerDiedError
 
@@ -29,7 +30,6 @@ _HELLO: Final = struct.Struct(f"<I{_PROOF_NBYTES}s")  # who connects, and what w
 _LENGTH: Final = struct.Struct("<I")
 _STRANGERS: Final = 256  # connections at once that have not proved themselves; the next takes the oldest one's place
 _BUFFER_NBYTES: Final = 1 << 17
-_ASK_S: Final = 5
 _LOOK_S: Final = 600.0  # a poll takes milliseconds that fit in a C int
 
 _open: "weakref.WeakSet[DirectPoints]" = weakref.WeakSet()
@@ -43,18 +43,6 @@ def _close_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_in_child)
-
-
-def keep_alive(one: socket.socket) -> None:
-    """Have the kernel ask the other side, while nothing comes from it, whether it knows of the connection.
-
-    It does not if it was ended while a link was cut, and who only receives would not hear of that. A link that stays
-    cut ends the connection after ten minutes.
-    """
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _ASK_S)
-    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _ASK_S)
-    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 120)
 
 
 class _Connection:

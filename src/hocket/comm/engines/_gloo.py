@@ -19,8 +19,9 @@ from typing import Any, Final
 import torch
 
 from .. import torch_adapter as c10d
+from ..keep_alive import keep_alive
 from ..transport import CommError
-from ._direct import DirectPoints, keep_alive
+from ._direct import DirectPoints
 from ._sockets import (
     LOOPBACK,
     OwnSocket,
