@@ -25,7 +25,7 @@ from hocket.parallel.state._shards import (
 from hocket.planner import Plan
 from hocket.testing import run_ranks
 
-from ..trainer_programs import part_of_a_run, parts_of_runs, scalar_there_and_back, tensor_kept
+from ..trainer_programs import averages_kept, part_of_a_run, parts_of_runs, scalar_there_and_back, tensor_kept
 
 SHARDS = ("none", "optimizer", "gradients", "parameters")
 
@@ -73,6 +73,14 @@ def test_parameters_without_dimensions_or_elements_go_from_plan_to_plan(tmp_path
     losses, keys = run_ranks(scalar_there_and_back, 2, str(tmp_path / "two"))[1]
     assert losses == pytest.approx(alone, rel=1e-12)
     assert sorted(keys) == ["inner.bias", "inner.weight", "none", "scale"]
+
+
+@pytest.mark.parametrize("plan", [Plan(tensor_parallel_degree=2), Plan(shard="parameters"), Plan(shard="gradients")])
+def test_parts_of_parameters_that_rank_0_alone_would_keep_are_refused(plan: Plan, tmp_path: Path) -> None:
+    whole = plan.shard == "gradients"
+    for parts, *others in run_ranks(averages_kept, 2, plan, str(tmp_path / "one")):
+        assert parts == "" if whole else "that is another on each rank" in parts
+        assert others == ["", "", *([] if whole else ["refused before step 0"])]
 
 
 def test_what_is_empty_is_kept(tmp_path: Path) -> None:

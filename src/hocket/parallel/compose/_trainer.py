@@ -447,6 +447,7 @@ class Trainer:
         given, self._preemption = extra or (lambda: None), None
         place = Path(path).absolute()  # the program may change its directory
         self._preemption = Preemption(self._mesh.whole, Path(path), lambda: self.save(place, given()), given)
+        self._preemption.look = lambda: _in_and_out.check_extra(self._composition, given)
         return found
 
     # --- weights ----------------------------------------------------------------------------------------------------
