@@ -131,6 +131,19 @@ def test_a_checkpoint_has_weights_that_the_models_own_state_dict_leaves_out(kind
     assert set(hocket.read_state_dict(tmp_path / "one")) == ({"weight"} if kind is LeavesOut else {"weight", "bias"})
 
 
+def test_weights_that_a_wrapper_has_saved_are_refused_with_what_to_take_off(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 2))
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+    wrapped = {f"module.{key}": value + 1 for key, value in model.state_dict().items()}
+    torch.save(wrapped, tmp_path / "wrapped.pt")
+    for source in (wrapped, tmp_path / "wrapped.pt"):
+        with pytest.raises(CheckpointError, match=r"with key\.removeprefix\('module\.'\)"):
+            trainer.load_state_dict(source)
+    trainer.load_state_dict({key.removeprefix("module."): value for key, value in wrapped.items()})
+    with pytest.raises(CheckpointError, match=r"more than the model: 'module\.0\.bias', 'more'$"):
+        trainer.load_state_dict({"module.0.bias": torch.ones(2), "more": torch.ones(2)})
+
+
 def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
     def trainer(width: int, bias: bool = True) -> hocket.Trainer:
         model = nn.Sequential(nn.Linear(3, width, bias=bias))
