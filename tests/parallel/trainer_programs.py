@@ -143,6 +143,33 @@ def train_until(until: int, trainer: hocket.Trainer, loader: Any, schedule: Any,
     return losses
 
 
+def averages_kept(plan: Plan, path: str) -> list[str]:
+    """What is said where a checkpoint is to keep averages: of the Trainer's model, of whole weights, and others."""
+    model, data, loss_fn = programs.setting("mlp", torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = hocket.Trainer(model, loss_fn, optimizer, plan, sample=data.tensors[0][:4])
+    averages: list[Any] = [
+        {name: p.detach().clone() for name, p in trainer.model.named_parameters()},
+        {name: one * 0.9 for name, one in trainer.state_dict().items()},
+        torch.ones([]) * torch.distributed.get_rank(),
+    ]
+    said = []
+    for one in averages:
+        try:
+            trainer.save(path, {"average": one, "epoch": 1})
+            said.append("")
+        except hocket.parallel.CheckpointError as error:
+            said.append(str(error))
+    trainer.resume(f"{path} of resume", extra=lambda: averages[0])
+    try:
+        for batch in trainer.batches(DataLoader(data, batch_size=programs.BATCH)):
+            trainer.step(batch)
+            break
+    except hocket.parallel.CheckpointError:
+        said.append(f"refused before step {trainer.steps}")
+    return said
+
+
 class _Scaled(torch.nn.Module):
     """With a parameter that has no dimension, and one that has no element."""
 

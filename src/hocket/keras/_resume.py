@@ -31,7 +31,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]  # Keras carries n
 
     def __init__(self, path: Path, world: World, broadcast: StateBroadcast) -> None:
         super().__init__()
-        self._path = path
+        self._path = path.absolute()  # the program may change its directory
         self._world = world
         self._broadcast = broadcast
         self._data: SharedData | None = None

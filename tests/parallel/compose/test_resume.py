@@ -319,6 +319,38 @@ def test_generators_that_a_model_has_of_its_own_go_on_where_they_stopped(
             signal.signal(number, handler)
 
 
+@pytest.mark.parametrize("kind", ["trainer", "loop"])
+def test_a_program_that_changes_its_directory_saves_where_it_looks_for_what_it_has_saved(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_preemption, "_EVERY_S", 0.0)
+    monkeypatch.chdir(tmp_path)
+    handlers = {number: signal.getsignal(number) for number in _preemption.SIGNALS}
+    model: Any = nn.Linear(4, 1)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader: Any = DataLoader(TensorDataset(torch.randn(40, 4), torch.randn(40, 1)), batch_size=4)
+    try:
+        if kind == "trainer":
+            trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer)
+            trainer.resume("checkpoint")
+            batches = trainer.batches(loader)
+        else:
+            model, optimizer, batches = hocket.distribute(model, optimizer, loader)
+            hocket.resume("checkpoint", batches, model=model, optimizer=optimizer)
+        (tmp_path / "outputs").mkdir()
+        os.chdir("outputs")
+        with contextlib.suppress(SystemExit):
+            for batch in batches:
+                if kind == "trainer":
+                    trainer.step(batch)
+                os.kill(os.getpid(), signal.SIGUSR1)
+        assert (tmp_path / "checkpoint").is_dir()
+        assert not (tmp_path / "outputs" / "checkpoint").exists()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
 class Told(TensorDataset):
     """Has the program told to end while a sample is loaded."""
 

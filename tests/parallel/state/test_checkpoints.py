@@ -25,7 +25,7 @@ from hocket.parallel.state._shards import (
 from hocket.planner import Plan
 from hocket.testing import run_ranks
 
-from ..trainer_programs import part_of_a_run, parts_of_runs, scalar_there_and_back, tensor_kept
+from ..trainer_programs import averages_kept, part_of_a_run, parts_of_runs, scalar_there_and_back, tensor_kept
 
 SHARDS = ("none", "optimizer", "gradients", "parameters")
 
@@ -75,6 +75,14 @@ def test_parameters_without_dimensions_or_elements_go_from_plan_to_plan(tmp_path
     assert sorted(keys) == ["inner.bias", "inner.weight", "none", "scale"]
 
 
+@pytest.mark.parametrize("plan", [Plan(tensor_parallel_degree=2), Plan(shard="parameters"), Plan(shard="gradients")])
+def test_parts_of_parameters_that_rank_0_alone_would_keep_are_refused(plan: Plan, tmp_path: Path) -> None:
+    whole = plan.shard == "gradients"
+    for parts, *others in run_ranks(averages_kept, 2, plan, str(tmp_path / "one")):
+        assert parts == "" if whole else "that is another on each rank" in parts
+        assert others == ["", "", *([] if whole else ["refused before step 0"])]
+
+
 def test_what_is_empty_is_kept(tmp_path: Path) -> None:
     # SGD's state has no entry but momentum, which has the weights' shape.
     model = nn.Linear(3, 2)
@@ -121,6 +129,19 @@ def test_a_checkpoint_has_weights_that_the_models_own_state_dict_leaves_out(kind
     assert torch.equal(other.weight, model.weight)
     assert torch.equal(other.bias, model.bias)
     assert set(hocket.read_state_dict(tmp_path / "one")) == ({"weight"} if kind is LeavesOut else {"weight", "bias"})
+
+
+def test_weights_that_a_wrapper_has_saved_are_refused_with_what_to_take_off(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 2))
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+    wrapped = {f"module.{key}": value + 1 for key, value in model.state_dict().items()}
+    torch.save(wrapped, tmp_path / "wrapped.pt")
+    for source in (wrapped, tmp_path / "wrapped.pt"):
+        with pytest.raises(CheckpointError, match=r"with key\.removeprefix\('module\.'\)"):
+            trainer.load_state_dict(source)
+    trainer.load_state_dict({key.removeprefix("module."): value for key, value in wrapped.items()})
+    with pytest.raises(CheckpointError, match=r"more than the model: 'module\.0\.bias', 'more'$"):
+        trainer.load_state_dict({"module.0.bias": torch.ones(2), "more": torch.ones(2)})
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> None:

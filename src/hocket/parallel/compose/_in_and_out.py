@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..batches import own_generators, put_back_generators, state_of
-from ..state import alike, checkpoint, sources, whole
+import torch
+
+from ..batches import own_generators, put_back_generators, state_of, tensors_in
+from ..state import CheckpointError, alike, checkpoint, sources, whole
 from ._composition import Composition
 
 
@@ -19,6 +23,7 @@ def save(composition: Composition, path: Path, about: Mapping[str, Any], extra: 
     world = composition.mesh.whole
     computed = composition.outline.computed_state(composition.model, world)
     others = _held_before(composition)
+    check_extra(composition, lambda: extra)
     checkpoint.write(
         path,
         [shard for shard in composition.shards() if shard.name not in others],
@@ -29,6 +34,43 @@ def save(composition: Composition, path: Path, about: Mapping[str, Any], extra: 
         extra,
         world,
     )
+
+
+def check_extra(composition: Composition, given: Callable[[], Any]) -> None:
+    """Refuse what each rank has of its own part of a parameter: rank 0's would be every rank's when it is loaded.
+
+    `given` gives what is to be kept with a checkpoint. A collective operation.
+    """
+    world, mine = composition.mesh.whole, list[tuple[Any, int] | None]()
+    tensors = composition.outline.tensors
+    parts = {name: _local(one) for name, one in composition.parts().items() if name in tensors}
+    divided = [one.shape for name, one in parts.items() if one.numel() and tuple(one.shape) != tensors[name][0]]
+    shapes = {shape for shape in divided if len(shape) > 1}  # a rank's own vector of a few numbers may be a metric
+    if not any(world.from_all(bool(shapes))):
+        return
+    extra = None
+    with suppress(Exception):  # before training what it names may not be there yet
+        extra = given()
+    for one in tensors_in(extra):
+        part = _local(one)
+        if part.layout is not torch.strided or part.shape not in shapes:
+            mine.append(None)
+            continue
+        mine.append((tuple(part.shape), zlib.crc32(part.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)))
+    first, *others = world.from_all(mine)
+    for found in others:
+        for here, there in zip(first, found, strict=False):
+            if here is not None and there is not None and here != there:
+                raise CheckpointError(
+                    f"extra has a tensor of shape {list(here[0])} that is another on each rank, as parts of parameters "
+                    "are, and a checkpoint keeps rank 0's extra alone: make averages of weights, and what else is to "
+                    "be kept of parameters, of trainer.state_dict(), which is whole on every rank"
+                )
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    local: torch.Tensor = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+    return local
 
 
 def _held_before(composition: Composition) -> set[str]:

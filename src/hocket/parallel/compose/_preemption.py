@@ -71,6 +71,7 @@ class Preemption:
         self._path = path
         self._save = save
         self._extra = extra
+        self.look: Callable[[], None] = lambda: None  # refuses before the first batch what no save would take
         self._saved: tuple[bytes, str] | None = None  # what extra gave as the program itself saved, to be compared
         self._compared = False
         self.begun = False  # whether there was a batch after which it could save
@@ -119,7 +120,9 @@ class Preemption:
         Raises:
             SystemExit: One was told to end, and the checkpoint is written.
         """
-        self.begun = True
+        if not self.begun:
+            self.begun = True
+            self.look()
         if self._saved is not None and not self.inside:
             self._compare(*self._saved)
         self._calls += 1

@@ -83,6 +83,7 @@ def resume(
         if states := found.get("generators"):
             put_back_generators(states[world.rank % len(states)], *inner)
     check_place(path, world)
+    place = path.absolute()  # the program may change its directory
 
     def save() -> None:
         states = {name: one.state_dict() for name, one in objects.items()}
@@ -94,7 +95,7 @@ def resume(
         state["loader"], *state["loaders"] = [one.position() for one in loaders]
         state["draws"] = {name: one.draws_own for name, one in modules.items() if isinstance(one, DataParallel)}
         generators = world.from_all([state_of(one) for one in own_generators(*inner)])
-        write_objects(path, {**state, "generators": generators, "marks": _marks(objects, modules)}, world)
+        write_objects(place, {**state, "generators": generators, "marks": _marks(objects, modules)}, world)
 
     first.between = None
     preemption = Preemption(world, path, save)

@@ -445,7 +445,9 @@ class Trainer:
         found = self.load(path, weights_only=weights_only) if there else None
         checkpoint.check_place(Path(path), self._mesh.whole)
         given, self._preemption = extra or (lambda: None), None
-        self._preemption = Preemption(self._mesh.whole, Path(path), lambda: self.save(path, given()), given)
+        place = Path(path).absolute()  # the program may change its directory
+        self._preemption = Preemption(self._mesh.whole, Path(path), lambda: self.save(place, given()), given)
+        self._preemption.look = lambda: _in_and_out.check_extra(self._composition, given)
         return found
 
     # --- weights ----------------------------------------------------------------------------------------------------

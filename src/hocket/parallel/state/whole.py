@@ -110,7 +110,13 @@ class ModelOutline:
         lines = [f"has no {_some(missing)}"] if missing else []
         lines += [f"has more than the model: {_some(unexpected)}"] if unexpected else []
         if strict and lines:
-            raise CheckpointError(f"{source} is of another model: it {', and '.join(lines)}")
+            hint = ""
+            if prefix := _prefix(missing, unexpected):
+                hint = (
+                    f". Without {prefix!r} its names are those of the model, as where a wrapper has saved it: give "
+                    f"load_state_dict a dict with key.removeprefix({prefix!r}) for each key"
+                )
+            raise CheckpointError(f"{source} is of another model: it {', and '.join(lines)}{hint}")
 
     def check(self, found: Mapping[str, tuple[Shape, torch.dtype]], source: str, *, casts: bool) -> None:
         """Raise CheckpointError if tensors have not the shapes and types of the model's.
@@ -127,6 +133,15 @@ class ModelOutline:
         if lines:
             more = f"; and {len(lines) - 5} more" if len(lines) > 5 else ""
             raise CheckpointError(f"{source} is of another model: {'; '.join(lines[:5])}{more}")
+
+
+def _prefix(missing: Collection[str], unexpected: Collection[str]) -> str:
+    """Return what all unexpected names begin with where they are the missing ones but for that; "" if there is none."""
+    for name in sorted(unexpected)[:1]:
+        for prefix in (name.removesuffix(one) for one in missing if name.endswith(f".{one}")):
+            if {f"{prefix}{one}" for one in missing} == set(unexpected):
+                return prefix
+    return ""
 
 
 def _some(names: Collection[str]) -> str:
