@@ -377,17 +377,16 @@ def constant_divisors(loss: torch.Tensor, samples: int, total: int) -> set[float
     They may be counts all the same. `total` is the size of the global batch.
     """
     found = set()
-    for node, _, divisor in _sums(loss, samples):
-        if divisor is not None and is_plain(divisor) and samples and (by := abs(float(divisor))) != samples:
-            elements = math.prod(sizes_of(node))
+    for one in _terms(loss, samples):
+        divisor = one.divisor if samples and _is_sum(one.node) else None
+        by = 0.0 if divisor is None or not is_plain(divisor) else abs(float(divisor))
+        if by % max(1, samples) and (one.again or one.counts_whole):  # by a constant and a count, neither of samples
+            by = 1 / one.scale
+        if by not in (0.0, samples):
+            elements = math.prod(sizes_of(one.node))
             of_features = elements % by == 0 if elements % samples == 0 else True
             found |= {by} if by != elements and (by == total or by % samples or not of_features) else set()
     return found
-
-
-def _sums(loss: torch.Tensor, samples: int) -> Iterator[tuple[Any, float, Any]]:
-    """Yield the sums that are terms of a loss, with constant factors, and what is divided by; None for nothing."""
-    return ((one.node, one.factor, one.divisor) for one in _terms(loss, samples) if _is_sum(one.node))
 
 
 def _is_sum(node: Any) -> bool:

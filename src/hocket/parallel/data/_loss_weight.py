@@ -10,7 +10,17 @@ from hocket import comm
 from hocket._program import warn
 from hocket.comm import torch_adapter
 
-from ..batches import GUARDED, BatchShard, divides_by_samples, divisor_of_shares, divisors, guarded, is_one_by_one
+from ..batches import (
+    GUARDED,
+    BatchShard,
+    divides_by_samples,
+    divisor_of_shares,
+    divisors,
+    guarded,
+    inverses,
+    is_one_by_one,
+    wholes,
+)
 from ..batches import batch as _batch
 from ..mesh import World
 from ._batch_parts import BatchParts
@@ -51,6 +61,7 @@ class LossWeights:
         self.is_new = False  # whether some rank's loss has a form that it had not before, and is to be looked at again
         self._otherwise = False  # whether a loss has had another weight on this rank than by samples
         self._gathered = False  # whether the loop gathers what ranks' losses have in common
+        self._inverse = False  # whether a sum has been multiplied by one divided by its count
         self._one_by_one = False  # whether the loop adds up the losses of single samples
         self._by_passes = False  # whether it calls the model for each sample, which has rows of its own
 
@@ -82,6 +93,7 @@ class LossWeights:
         single = loss.numel() == 1
         self._one_by_one |= single and is_one_by_one(loss, samples)
         terms = divisors(loss, samples) if single and not self._one_by_one else ()
+        inverse = inverses(loss, samples) if single and not self._one_by_one and samples else ()
         if len(terms) > 1 and divides_by_samples(loss, samples):  # of classes, say, of which a rank may have some
             terms = terms[:1]
         shares = divisor_of_shares(loss, samples) if len(terms) > 1 else 0.0
@@ -99,17 +111,19 @@ class LossWeights:
         wrong += self._parts.add(note, part, scales[0] if scales else 0.0, samples)
         self._looked_at += not 0 < part < 1
         each = (*terms, *(divisors(loss, samples, once=True) if terms and not shares and not more else ()))
-        guard = samples > 0 and bool(terms) and guarded(loss, samples)
+        guard = samples > 0 and bool(terms or inverse) and guarded(loss, samples)
         self._otherwise |= otherwise
         hidden = single and samples > 0 and not terms and torch_adapter.is_compiled(loss)
         signs = LossSigns(
             terms=terms,
+            inverse=inverse,
             more=more,
             samples=samples,
             scales=scales,
             wrong=wrong,
             guard=guard,
             by_samples=samples in each,
+            inverse_by_samples=bool(inverse) and samples in (*inverse, *wholes(loss, samples)),
             hidden=hidden,
             news=self._takes_form(loss, made, samples) + self._padding.number(loss, samples),
             numbers=self._numbers.numbers(loss, made, note.share),
@@ -327,14 +341,17 @@ class LossWeights:
         Raises:
             RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
         """
-        counts = mine.counts()
-        guarded = counts * bool(mine.guard)  # they may stand for nothing
+        counts, inverse = mine.counts(mine.terms), mine.counts(mine.inverse)
+        guarded, guarded_inverse = counts * bool(mine.guard), inverse * bool(mine.guard)  # they may stand for nothing
         off = mine.counting and not mine.by_samples
         sums = self._sums(
             {
                 "counts": counts - guarded,
                 "guarded counts": guarded,
+                "inverse counts": inverse - guarded_inverse,
+                "guarded inverse counts": guarded_inverse,
                 "guards": [mine.guard is True, mine.guard is None, off],
+                "inverse": [any(mine.inverse) and not mine.inverse_by_samples, bool(mine.inverse) > any(mine.inverse)],
                 "listed": [mine.more > 0, mine.more],
                 "hidden": [mine.hidden, self._otherwise],
                 "news": [mine.news],
@@ -355,6 +372,11 @@ class LossWeights:
             raise RuntimeError(_HIDDEN)
         found = everything = TermCounts(sums["counts"] + sums["guarded counts"])
         guarding, unsure, by_others = sums["guards"].tolist()
+        others = TermCounts(sums["inverse counts"] + sums["guarded inverse counts"])
+        by_other_inverses, nothing = sums["inverse"].tolist()
+        if self._takes_inverse(found, others, by_others, nothing=nothing > 0):
+            by_others, counts, sums["counts"] = by_other_inverses, inverse, sums["inverse counts"]
+            found = everything = TermCounts(sums["counts"] + sums["guarded inverse counts"])
         all_known = everything.known == self._world.size
         self._counts |= by_others > 0 and all_known
         if self._counts and unsure and all_known:
@@ -390,6 +412,19 @@ class LossWeights:
         guards = (count or 1.0) if guarding and mine.guard else 0.0
         weight = (guards or count) / (total or guards or 1.0) * self._world.size
         return 1.0 if abs(weight - 1.0) < 1e-12 else weight
+
+    def _takes_inverse(self, counts: TermCounts, inverse: TermCounts, by_others: float, *, nothing: bool) -> bool:
+        """Return whether a factor that differs from rank to rank is what a sum is divided by: `sum / 2 * (1 / n)`.
+
+        So it is where all that sums are divided by is the same on all ranks, and none of their samples. `nothing` says
+        whether nothing counts on a rank.
+        """
+        ranks = self._world.size
+        if inverse.known < ranks or not inverse.equally_many or not inverse.in_proportion:
+            return False
+        constant = counts.known < ranks or (by_others > 0 and counts.alike)
+        self._inverse |= constant and (nothing or not inverse.alike)
+        return self._inverse and constant
 
     def _sums(self, mine: Mapping[str, torch.Tensor | Sequence[float]]) -> dict[str, torch.Tensor]:
         """Return sums over ranks of named numbers, by one collective operation."""
