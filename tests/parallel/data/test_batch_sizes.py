@@ -49,6 +49,7 @@ CASES: dict[str, tuple[str, Loss]] = {
     "state": ("", lambda x, out, y, _: hidden(x, out, y)),
     "share": (FACTOR, lambda x, out, y, _: F.mse_loss(out, y) * len(x) / 24),
     "elements": (FACTOR, lambda x, out, y, _: F.mse_loss(out, y) * (x.numel() / 100)),
+    "by einsum": ("", lambda x, out, y, _: torch.einsum("bc,bc->", out - y, out - y) / len(x)),
     "by elements": ("", lambda x, out, y, _: (out - y).square().sum() / y.numel()),
     "number": (CHANGE, lambda x, out, y, _: F.mse_loss(out, y) * (0.1 * len(x))),
     "float": (CHANGE, lambda x, out, y, _: F.mse_loss(out, y) * (float(x.shape[0]) / 24) + out.square().mean()),

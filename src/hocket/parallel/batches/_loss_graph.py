@@ -441,7 +441,7 @@ def sizes_of(node: Any) -> tuple[int, ...]:
     """Return the shape of what an operator goes over, as far as it is known; of a product that of either factor."""
     sizes = getattr(node, "_saved_self_sym_sizes", None)
     if sizes is None:
-        found = (getattr(node, name, None) for name in ("_saved_self", "_saved_other", "_saved_tensor"))
+        found = (getattr(node, name, None) for name in ("_saved_self", "_saved_other", "_saved_tensor", "_saved_mat2"))
         sizes = next((one.shape for one in found if isinstance(one, torch.Tensor)), ())
     return tuple(sizes)
 

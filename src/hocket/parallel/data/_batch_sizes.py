@@ -18,7 +18,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hocket.comm import torch_adapter
 
 from ..batches import (
-    SUMS,
     BatchShard,
     Numbers,
     TracedNumber,
@@ -223,13 +222,7 @@ def _factors(loss: torch.Tensor, samples: int) -> list[tuple[float, bool]]:
     parts = terms(loss, samples) if loss.grad_fn is not None else []
     if any(one.node is None for one in parts):
         return []
-    return [
-        (
-            one.scale,
-            one.node.name() in SUMS or getattr(one.node, "_saved_reduction", None) == 2,
-        )
-        for one in parts
-    ]
+    return [(one.scale, one.is_sum) for one in parts]
 
 
 def _near(one: float, other: float) -> bool:
