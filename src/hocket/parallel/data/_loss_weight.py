@@ -228,19 +228,20 @@ class LossWeights:
                 keeps; on every rank alike.
         """
         mine, samples, constants = (0.0, *[False] * 7), share.samples, set[float]()
-        ratio = 0.0
+        ratio, besides = 0.0, tuple[float, ...]()
         if loss.numel() == 1:
             now, later = exchanged.guards(loss, samples, self._world.size)
             off = 0.0 if now or later or self._by_passes else exchanged.meet(loss, samples, stated=stated)
-            ratio = 0.0 if exchanged.communicates or self._by_passes else exchanged.sizes.off(loss, samples)
+            if not exchanged.communicates and not self._by_passes:
+                ratio, besides = exchanged.sizes.off(loss, samples), exchanged.sizes.besides(loss, samples)
             constants = constant_divisors(loss, samples, share.total)
             mine = off, exchanged.mixes, now, later, *exchanged.taken(constants), exchanged.placed, exchanged.normalised
         exchanged.mixes = False
-        everyone = self._world.from_all((mine, constants, exchanged.kept.of(loss)))
+        everyone = self._world.from_all((mine, constants, exchanged.kept.of(loss), besides))
         findings = zip(*(one for one, *_ in everyone), strict=True)
         off, mixes, now, later, counted, other, placed, normalised = (max(some) for some in findings)
-        constants = set.intersection(*(one for _, one, _ in everyone))
-        sizes = [some for *_, some in everyone]
+        constants = set.intersection(*(one for _, one, *_ in everyone))
+        sizes = [some for _, _, some, _ in everyone]
         if differs := unlike(sizes, kept=True):
             raise RuntimeError(KEPT_APART.format(differs))
         before, self._constants = self._constants, constants
@@ -269,6 +270,14 @@ class LossWeights:
                 f"count, and len(batch) is how many samples this rank has: computed from those of the whole batch it "
                 f"would be {ratio:.4g} times the loss. Divide a sum by len(batch), or compute it from "
                 "hocket.total(len(batch))",
+            )
+        twice = [one for *_, one in everyone if len(one) == len(besides) > 0]
+        if any(not _alike(one, besides) for one in twice) and not self._told_scales:
+            self._told_scales = True
+            warn(
+                "the loss divides a sum by len(batch), and by another number that differs from rank to rank (here "
+                f"{', '.join(f'{one[0]:g}' for one in twice)}): a count, say. One device divides by both of the whole "
+                'batch. Divide by one of them, or say loss_reduction="sum", and divide by hocket.total of both',
             )
         if (differs := unlike(sizes, kept=False)) and not self._told:
             self._told = True
