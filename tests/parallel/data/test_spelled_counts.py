@@ -94,3 +94,27 @@ def test_a_sum_that_is_divided_by_a_count_is_that_of_one_process_however_spelled
         else:
             assert all(said for _, said in each), (seed, made(seed)[0])
     assert sum(bool(found[0][seed][0]) for seed in seeds) > 30  # few are refused
+
+
+def two_terms(ranks_samples: int) -> list[float]:
+    """Train one step with two sums that are divided by 2, which is how many samples rank 0 has, and by a count."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(ranks_samples, 5, 6, generator=draw, dtype=torch.float64)
+    mask = torch.rand(ranks_samples, 5, generator=draw) < 0.7
+    torch.manual_seed(0)
+    model: Any = nn.Linear(6, 4).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(TensorDataset(x, mask), batch_size=ranks_samples)
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    with warnings.catch_warnings(action="ignore"):
+        for one, kept in loader:
+            output = model(one)
+            sums = (output.square().sum(2) * kept).sum() - 0.01 * (output.softmax(2)[..., 0] * kept).sum()
+            (sums / 2 * (1 / int(kept.sum()))).backward()
+            optimizer.step()
+    return [w for p in model.parameters() for w in p.detach().flatten().tolist()]
+
+
+def test_a_constant_that_is_how_many_samples_a_rank_has_is_no_count() -> None:
+    """The terms of that rank were taken for one: 8.0e-2 off, and silent."""
+    assert run_ranks(two_terms, 2, 3)[0] == pytest.approx(two_terms(3), rel=1e-9)

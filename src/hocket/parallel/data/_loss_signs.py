@@ -1,5 +1,6 @@
 """What the graph of a rank's loss shows, and what that comes to in sums over ranks."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -81,8 +82,8 @@ class TermCounts:
 
     @property
     def alike(self) -> bool:
-        """Whether terms divide by the same on all ranks of which something counts."""
-        return torch.allclose(self.totals.square(), self._squares * self.voters, rtol=1e-9)
+        """Whether first terms divide by the same on all ranks of which something counts."""
+        return math.isclose(self.totals[0] ** 2, self._squares[0] * self.voters, rel_tol=1e-9)
 
     @property
     def the_same(self) -> bool:

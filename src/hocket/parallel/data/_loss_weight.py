@@ -433,7 +433,7 @@ class LossWeights:
             return False
         constant = counts.known < ranks or (by_others > 0 and counts.alike)
         self._inverse |= constant and (nothing or not inverse.alike)
-        return self._inverse and constant
+        return constant and (self._inverse or counts.known == ranks)
 
     def _sums(self, mine: Mapping[str, torch.Tensor | Sequence[float]]) -> dict[str, torch.Tensor]:
         """Return sums over ranks of named numbers, by one collective operation."""
