@@ -39,6 +39,7 @@ class Grows:
         return F.mse_loss(out, y) * (0.1 if (self.calls - 1) % 6 < 3 else 0.3)
 
 
+TWICE = "by another number that differs from rank to rank"
 FACTOR, DECISION = "what it computes from len(batch)", "decides by how many samples"
 CHANGE = "in a batch of another size"
 CASES: dict[str, tuple[str, Loss]] = {
@@ -49,6 +50,8 @@ CASES: dict[str, tuple[str, Loss]] = {
     "state": ("", lambda x, out, y, _: hidden(x, out, y)),
     "share": (FACTOR, lambda x, out, y, _: F.mse_loss(out, y) * len(x) / 24),
     "elements": (FACTOR, lambda x, out, y, _: F.mse_loss(out, y) * (x.numel() / 100)),
+    "by einsum": ("", lambda x, out, y, _: torch.einsum("bc,bc->", out - y, out - y) / len(x)),
+    "two counts": (TWICE, lambda x, out, y, _: (out - y).abs().sum() / (x > 0).sum() / len(x)),
     "by elements": ("", lambda x, out, y, _: (out - y).square().sum() / y.numel()),
     "number": (CHANGE, lambda x, out, y, _: F.mse_loss(out, y) * (0.1 * len(x))),
     "float": (CHANGE, lambda x, out, y, _: F.mse_loss(out, y) * (float(x.shape[0]) / 24) + out.square().mean()),

@@ -76,6 +76,7 @@ _MASK = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
         lambda rows: (rows * _MASK).sum(dim=0),
         lambda rows: rows @ _MASK,
         lambda rows: torch.vdot(_MASK, rows),
+        lambda rows: torch.einsum("b,b->", rows, _MASK),
         lambda rows: torch.where(_MASK > 0, rows, torch.nan).nansum(),
     ],
 )
@@ -178,6 +179,7 @@ def test_soft_labels_have_no_samples_that_meet() -> None:
     [
         (lambda rows: rows.view(4, 1).expand(4, 3).mean(0).sum(), ""),
         (lambda rows: rows.view(4, 1).expand(4, 3).sum(0).mean(), "sum"),
+        (lambda rows: torch.einsum("c,c->", (rows[:, None] * torch.ones(4)).mean(0), torch.ones(4).double()), ""),
         (lambda rows: torch.stack([rows.mean(), rows.square().mean()]).sum(), ""),
         (lambda rows: torch.stack([rows.sum(), rows.mean()]).sum(), "sum"),
         (lambda rows: torch.nn.Parameter(torch.tensor(1.0)).exp() * rows.sum(), "sum"),

@@ -18,6 +18,7 @@ from ._loss_graph import (
     divisor_of_some,
     divisors,
     guarded,
+    inverses,
     is_empty,
     is_of_one,
     is_one_by_one,
@@ -28,6 +29,7 @@ from ._loss_graph import (
     sizes_of,
     takes_one,
     terms,
+    wholes,
 )
 from ._packed import Packed
 from ._rng import RandomStream, RngStates, mix, restored
@@ -46,8 +48,8 @@ __all__ = [
     "SharedLoader", "TensorCount", "Term", "TermValues", "TracedNumber", "addends", "average", "batch_of", "called",
     "cut_fields", "digest", "divided_by", "divides_by_samples", "divides_itself", "divisor_of_shares",
     "divisor_of_some", "divisors", "due", "each", "entries_of", "expected_size", "fingerprint", "generators",
-    "guarded", "inner_loader", "is_empty", "is_of_one", "is_one_by_one", "is_plain", "is_zeroed", "kind_of", "mapped",
-    "mix", "names_in", "number", "of_parameters", "own_generators", "plain", "possible_counts", "put_back_generators",
-    "restored", "samples_in", "set_state", "sizes_of", "state_of", "takes_one", "tensors_in", "term_off", "terms",
-    "total", "traced", "unaltered", "undisturbed", "views_like",
+    "guarded", "inner_loader", "inverses", "is_empty", "is_of_one", "is_one_by_one", "is_plain", "is_zeroed",
+    "kind_of", "mapped", "mix", "names_in", "number", "of_parameters", "own_generators", "plain", "possible_counts",
+    "put_back_generators", "restored", "samples_in", "set_state", "sizes_of", "state_of", "takes_one", "tensors_in",
+    "term_off", "terms", "total", "traced", "unaltered", "undisturbed", "views_like", "wholes",
 ]  # fmt: skip

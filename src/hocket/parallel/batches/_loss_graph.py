@@ -21,6 +21,7 @@ _MEANS = ("MeanBackward0", "MeanBackward1")
 _ELEMENTWISE = ("Add", "Sub", "Rsub", "Mul", "Div", "Pow", "Where", "MaskedFill")
 _LOOK_UPS = ("Embedding", "Index", "Gather", "Take", "MaskedSelect", "Scatter", "CtcLoss")
 _LAYERS = ("Addmm", "Convolution", "Native", "ScaledDot")  # of models, which are given samples: no need to look below
+_LEAST_INVERSE = 1e-6  # one divided by more than a million is a whole number's inverse by rounding alone
 _CHAIN = 16
 _MOST = 4096
 """Operators that are looked at, at most: a loss of more is not known."""
@@ -37,18 +38,45 @@ class Term:
     more: float = 1.0  # what it is divided by besides, as by 2 in `(square.sum() / 2) / len(batch)`
     by_one: bool = False  # whether that may have been a count of 1
     learned: bool = False  # whether a parameter is in the factor
+    inverse: torch.Tensor | None = None  # a factor that is one divided by a whole number, as `1 / len(batch)`
+    wholes: tuple[int, ...] = ()  # the whole numbers of all such factors
 
     @property
     def scale(self) -> float:
         """What it is multiplied by, with all that it is divided by."""
         return self.factor / self.more / (1.0 if self.divisor is None else abs(float(self.divisor)) or 1.0)
 
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is a sum, and no mean."""
+        return self.node is not None and _is_sum(self.node)
 
-def divisors(loss: torch.Tensor, samples: int | None = None, *, once: bool = False) -> tuple[float, ...]:
+    @property
+    def by(self) -> torch.Tensor | None:
+        """What it is divided by; else a factor that may be one divided by a count."""
+        return self.inverse if self.divisor is None else self.divisor
+
+    @property
+    def by_nothing(self) -> bool:
+        """Whether what it is divided by may stand for nothing that counts."""
+        if self.divisor is not None:
+            return float(self.divisor) <= 1 or self.by_one
+        return 1 in self.wholes or (self.inverse is not None and not is_plain(self.inverse))
+
+    @property
+    def counts_whole(self) -> bool:
+        """Whether a number of Python by which it is multiplied may be one divided by a count."""
+        return self.inverse is not None and is_plain(self.inverse)
+
+
+def divisors(
+    loss: torch.Tensor, samples: int | None = None, *, once: bool = False, inverse: bool = False
+) -> tuple[float, ...]:
     """Return what each term of a loss divides by: labels that are not ignored, their weights, elements of a mean.
 
     A sum that is divided twice, by a constant and by a count, divides by their product: nothing tells them apart on
     every rank alike, and the product is in proportion to the count. With `once` it is what is more likely the count.
+    With `inverse` sums that are multiplied by 1/n are divided by n, where all terms are such.
 
     The graph of automatic differentiation has kept it. () where some term is of a form that is not known here. A loss
     of which nothing counts, as everything is masked, has one that divides by 0. Terms of parameters alone (a penalty of
@@ -59,13 +87,31 @@ def divisors(loss: torch.Tensor, samples: int | None = None, *, once: bool = Fal
     if is_empty(loss.grad_fn):
         return (0.0,)
     parts = terms(loss, samples)
+    inverse = inverse and all(one.divisor is None and one.inverse is not None for one in parts)
     parts = [replace(one, more=1.0) for one in parts] if once else parts
-    found = [one for one in (_count(part, samples) for part in parts) if one is not None and one >= 0]
+    counts = [_count(one, samples, inverse=inverse) for one in parts]
+    found = [one for one in counts if one is not None and one >= 0]
     if len(found) < len(parts):
         return ()
     if len(parts) == 1 and parts[0].divisor is not None and not _is_sum(parts[0].node):
         return (found[0] * abs(float(parts[0].divisor)),)  # a mean of what is masked, divided by that of the mask
     return tuple(found)
+
+
+def inverses(loss: torch.Tensor, samples: int) -> tuple[float, ...]:
+    """Return one divided by what each term of a loss is multiplied by, all numbers together, where all are sums.
+
+    If the numbers are constants but for one that is 1/n, or by which is divided, that is in proportion to n.
+    """
+    parts = terms(loss, samples) if loss.grad_fn is not None else []
+    if not all(one.is_sum and one.scale and math.isfinite(one.scale) for one in parts):
+        return ()
+    return tuple(0.0 if _count(one, samples, inverse=True) == 0 else 1 / one.scale for one in parts)
+
+
+def wholes(loss: torch.Tensor, samples: int) -> tuple[int, ...]:
+    """Return the numbers n of all factors of a loss's terms that are 1/n."""
+    return tuple(n for one in terms(loss, samples) for n in one.wholes)
 
 
 def divisor_of_some(loss: torch.Tensor, samples: int) -> float:
@@ -117,20 +163,24 @@ def guarded(loss: torch.Tensor, samples: int | None = None) -> bool | None:
         return False
     parts = terms(loss, samples)
     sums = [one for one in parts if one.node and _is_sum(one.node) and one.factor]
-    ones = [
-        (one.node, one.divisor)
-        for one in sums
-        if one.divisor is not None
-        and (abs(float(one.divisor)) == 1 or (one.by_one and (_is_of_nothing(one.node) or _counts_nothing(one.node))))
-    ]
+    ones = [(one.node, one.by) for one in sums if one.by is not None and _divides_by_one(one, samples)]
     told: dict[int, set[bool | None]] = {}  # by where the divisor is: terms that share it count the same
     for node, by in ones:
         told.setdefault(by.data_ptr(), set()).add(_is_of_nothing(node) or _counts_nothing(node))
     found = [False if False in some else True in some or None for some in told.values()]
     if all(one is False for one in found):
         return False
-    others = [_count(one, samples) for one in parts if all(one.node is not node for node, _ in ones)]
+    others = [_count(one, samples, inverse=True) for one in parts if all(one.node is not node for node, _ in ones)]
     return True if all(found) and not any(others) else None
+
+
+def _divides_by_one(term: Term, samples: int | None) -> bool:
+    """Return whether 1 is what a sum is divided by, or one of such numbers where nothing counts."""
+    if term.divisor is not None:
+        alone, one = abs(float(term.divisor)) == 1, term.by_one or (term.counts_whole and 1 in term.wholes)
+    else:
+        alone, one = set(term.wholes) == {1}, 1 in term.wholes and samples not in term.wholes
+    return alone or (one and bool(_is_of_nothing(term.node) or _counts_nothing(term.node)))
 
 
 def _is_of_nothing(node: Any) -> bool:
@@ -180,18 +230,20 @@ def _mask(node: Any) -> torch.Tensor | None:
     return None
 
 
-def _count(term: Term, samples: int | None) -> float | None:
+def _count(term: Term, samples: int | None, *, inverse: bool = False) -> float | None:
     """Return what a term divides by; _SUM for nothing, None where that is not known."""
     node = term.node
     if node is None:
         return None
     if _is_sum(node):
-        if term.divisor is None:
+        by = term.by if inverse or term.divisor is not None else None
+        if by is None or (term.divisor is None and not term.factor):
             return _SUM if term.factor else 0.0  # `output.sum() * 0`, where a part has nothing that counts
         # One sample of which nothing counts may be divided by their number: `guarded` tells of it. A tensor is none.
-        empty = (float(term.divisor) <= 1 or term.by_one) and (samples != 1 or not is_plain(term.divisor))
-        empty = empty and is_empty(node, term.divisor)
-        return 0.0 if empty else abs(float(term.divisor)) * term.more
+        by_samples = samples == 1 if term.divisor is not None else samples in term.wholes
+        empty = term.by_nothing and not (by_samples and is_plain(by)) and is_empty(node, by)
+        number = math.prod(term.wholes) if term.divisor is None else abs(float(term.divisor)) * term.more
+        return 0.0 if empty else float(number)
     if node.name() in _MEANS:
         return float(node._saved_self_sym_numel)
     if getattr(node, "_saved_reduction", None) == 1 and hasattr(node, "_saved_self"):
@@ -229,7 +281,9 @@ def terms(loss: torch.Tensor, samples: int | None = None) -> list[Term]:
                 todo.append(replace(_divided(term, by, samples), node=scaled))
             else:
                 factor = term.factor * (number if kind == "Mul" else 1 / (number or 1))
-                todo.append(replace(term, node=scaled, factor=factor, learned=term.learned or len(below) == 2))
+                learned = len(below) == 2
+                term = replace(term, node=scaled, factor=factor, learned=term.learned or learned)
+                todo.append(term if learned else _inverse(term, by))
         elif parts := _parts(node, samples):
             todo += [
                 replace(
@@ -258,6 +312,17 @@ def _divided(term: Term, by: torch.Tensor, samples: int | None) -> Term:
     count, other = (outer, inner) if constant else (inner, outer)
     number = abs(float(other))
     return replace(term, divisor=count, again=True, more=term.more * (number or 1.0), by_one=term.by_one or number == 1)
+
+
+def _inverse(term: Term, factor: torch.Tensor) -> Term:
+    """Return a term that is multiplied by a number, and whether that is one divided by a whole number."""
+    number = abs(float(factor))
+    whole = round(1 / number) if number > _LEAST_INVERSE else 0
+    rounding = 2 * torch.finfo(factor.dtype).eps if factor.is_floating_point() else 0.0
+    if not whole or abs(number * whole - 1) > rounding:
+        return term
+    first = term.inverse is None or not is_plain(factor)
+    return replace(term, inverse=factor if first else term.inverse, wholes=(*term.wholes, whole))
 
 
 def kind_of(node: Any) -> str:
@@ -376,7 +441,7 @@ def sizes_of(node: Any) -> tuple[int, ...]:
     """Return the shape of what an operator goes over, as far as it is known; of a product that of either factor."""
     sizes = getattr(node, "_saved_self_sym_sizes", None)
     if sizes is None:
-        found = (getattr(node, name, None) for name in ("_saved_self", "_saved_other", "_saved_tensor"))
+        found = (getattr(node, name, None) for name in ("_saved_self", "_saved_other", "_saved_tensor", "_saved_mat2"))
         sizes = next((one.shape for one in found if isinstance(one, torch.Tensor)), ())
     return tuple(sizes)
 

@@ -18,7 +18,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hocket.comm import torch_adapter
 
 from ..batches import (
-    SUMS,
     BatchShard,
     Numbers,
     TracedNumber,
@@ -212,6 +211,17 @@ class BatchSizes(TorchFunctionMode, Numbers):
             right = all(_near(a, b) or (is_sum and _near(a * share, b)) for (a, is_sum), (b, _) in pairs)
         return 0.0 if right else ratio
 
+    def besides(self, loss: torch.Tensor, samples: int) -> tuple[float, ...]:
+        """Return by what else sums are divided that a loss divides by `len(batch)`: constants, or a second count."""
+        if (other := self._others.get(loss)) is None or loss.numel() != 1 or is_one_by_one(loss, samples):
+            return ()
+        mine, theirs = _factors(loss, samples), _factors(other, samples)
+        if len(mine) != len(theirs) or not all(a and math.isfinite(a) for a, _ in mine):
+            return ()
+        share = samples / self._total
+        by_size = (a for (a, is_sum), (b, _) in zip(mine, theirs, strict=True) if is_sum and _near(a * share, b))
+        return tuple(1 / (a * samples) for a in by_size)
+
 
 def _asked_by_program() -> bool:
     """Return whether the function that calls this one was called by the program, and not in this package."""
@@ -223,13 +233,7 @@ def _factors(loss: torch.Tensor, samples: int) -> list[tuple[float, bool]]:
     parts = terms(loss, samples) if loss.grad_fn is not None else []
     if any(one.node is None for one in parts):
         return []
-    return [
-        (
-            one.scale,
-            one.node.name() in SUMS or getattr(one.node, "_saved_reduction", None) == 2,
-        )
-        for one in parts
-    ]
+    return [(one.scale, one.is_sum) for one in parts]
 
 
 def _near(one: float, other: float) -> bool:

@@ -28,6 +28,7 @@ from ..batches import (
     terms,
 )
 
+_DOTS = ("Dot", "Vdot", "Bmm")  # the last is what einsum makes of a sum of all products
 _FAR = 16  # operators below one that are looked at
 _OPERATORS, _FEW, _OFTEN = 256, 64, 3
 """Of the form of a loss: most operators that are looked at, of a loss that a model gives alone, and of a kind."""
@@ -246,11 +247,13 @@ def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal
         if not _is_sum(node):
             singles += term.scale if torch_adapter.reaches(node, made) and is_of_one(node, samples) else 0.0
             continue
-        features = kind_of(node) in ("Dot", "Vdot") and math.prod(sizes_of(node)) % max(1, samples)
+        features = kind_of(node) in _DOTS and math.prod(sizes_of(node)) % max(1, samples)
         if divisor is not None or features or is_empty(node) or not torch_adapter.reaches(node, made):
             continue
         if samples > 1 and _adds_up_means(node, made, samples):
             continue
+        if kind_of(node) == "Bmm" and any(_has_mean(one, made, samples) for one, _ in node.next_functions if one):
+            continue  # `einsum("c,c->", output.mean(0), weights)` goes over features
         if factor * samples <= 1.001:
             means = (samples, math.prod(sizes_of(node)))
             small = small if any(abs(factor * one - 1) < 1e-3 for one in means) else "small"
@@ -377,21 +380,20 @@ def constant_divisors(loss: torch.Tensor, samples: int, total: int) -> set[float
     They may be counts all the same. `total` is the size of the global batch.
     """
     found = set()
-    for node, _, divisor in _sums(loss, samples):
-        if divisor is not None and is_plain(divisor) and samples and (by := abs(float(divisor))) != samples:
-            elements = math.prod(sizes_of(node))
+    for one in _terms(loss, samples):
+        divisor = one.divisor if samples and _is_sum(one.node) else None
+        by = 0.0 if divisor is None or not is_plain(divisor) else abs(float(divisor))
+        if by % max(1, samples) and (one.again or one.counts_whole):  # by a constant and a count, neither of samples
+            by = 1 / one.scale
+        if by not in (0.0, samples):
+            elements = math.prod(sizes_of(one.node))
             of_features = elements % by == 0 if elements % samples == 0 else True
             found |= {by} if by != elements and (by == total or by % samples or not of_features) else set()
     return found
 
 
-def _sums(loss: torch.Tensor, samples: int) -> Iterator[tuple[Any, float, Any]]:
-    """Yield the sums that are terms of a loss, with constant factors, and what is divided by; None for nothing."""
-    return ((one.node, one.factor, one.divisor) for one in _terms(loss, samples) if _is_sum(one.node))
-
-
 def _is_sum(node: Any) -> bool:
-    return node.name() in SUMS or _reduction(node) == 2
+    return node.name() in SUMS or kind_of(node) == "Bmm" or _reduction(node) == 2
 
 
 def _terms(loss: torch.Tensor, samples: int) -> Iterator[Term]:
@@ -405,7 +407,7 @@ def _reduction(node: Any) -> Any:
 
 def _weights(node: Any) -> torch.Tensor | None:
     """Return the tensor without gradient that is multiplied with what is summed; None where there is none."""
-    if kind_of(node) in ("Dot", "Vdot"):
+    if kind_of(node) in _DOTS:
         return _factor(node)
     below = node.next_functions[0][0]
     while below is not None and kind_of(below) in SAME_VALUES:
@@ -417,5 +419,5 @@ def _factor(node: Any) -> torch.Tensor | None:
     """Return the factor of a product that has no gradient."""
     if all(one is not None for one, _ in node.next_functions):
         return None
-    found = (getattr(node, name, None) for name in ("_saved_other", "_saved_tensor", "_saved_self"))
+    found = (getattr(node, name, None) for name in ("_saved_other", "_saved_tensor", "_saved_mat2", "_saved_self"))
     return next((one.detach() for one in found if isinstance(one, torch.Tensor) and one.numel() > 1), None)

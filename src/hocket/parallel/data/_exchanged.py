@@ -362,7 +362,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if known is None or any(one.numel() != 1 for one in known[1:]):
             return 0.0
         some = [loss, *known[1:]]
-        counts = [divisors(one, samples) if times else () for one in some]
+        counts = [divisors(one, samples, inverse=True) if times else () for one in some]
         if len({len(one) for one in counts}) > 1 or (stated and not counts[0]):
             return 0.0
         if not all(map(_alike, zip(*map(_shares, counts), strict=True))):
@@ -386,7 +386,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if term is None or known is None or any(one.numel() != 1 for one in known[1:]) or not size:
             return 0.0
         some = [term, *known[1:]]
-        counts = [divisors(one, samples) for one in some]
+        counts = [divisors(one, samples, inverse=True) for one in some]
         if len({len(one) for one in counts}) > 1 or not all(map(_alike, zip(*map(_shares, counts), strict=True))):
             return 0.0
         far, by_place, mine = _far(some, counts)

@@ -7,19 +7,20 @@ epoch, or a loss that is scaled down where it is large, comes later, and is a nu
 import math
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import torch
 
 from hocket._program import warn
 
-from ..batches import SUMS, BatchShard, is_one_by_one, is_plain, kind_of, takes_one, terms
+from ..batches import BatchShard, is_one_by_one, is_plain, kind_of, takes_one, terms
 from ..mesh import World
 
 _MOST: Final = 64  # operators of a loss that are looked at
 _TERMS: Final = 16  # a loss of more has one for each of something
 _ELEMENTS: Final = 4096
+_ROUNDING: Final = 1e-6
 _TOLERANCE: Final = 1e-9  # of a variance, relative: numbers that are alike but for rounding in float32 differ by less
 
 _NUMBERS: Final[dict[str, tuple[str, ...]]] = {
@@ -75,7 +76,8 @@ class LossNumbers:
         self._mine = found = factors(loss, share.samples, summed=summed)
         if share.samples != each + (more > share.world - more):
             return [0.0] * self.SIZE
-        within = numbers_within(loss, made, share.samples) if found else None
+        counts = {n for one in terms(loss, share.samples) for n in one.wholes if one.is_sum} if found else set()
+        within = numbers_within(loss, made, share.samples, counts) if found else None
         size, value = float(len(found)), sum(one * (1 + i / 7) for i, one in enumerate(found))
         form, inner = within or (0.0, 0.0)
         known = [float(bool(found)), size, size * size, value, value * value]
@@ -121,17 +123,21 @@ def factors(loss: torch.Tensor, samples: int, *, summed: bool = False) -> list[f
         return []
     found = []
     for one in parts:
-        adds = getattr(one.node, "_saved_reduction", None) == 2 or one.node.name() in SUMS
-        if adds is summed:
+        if one.is_sum is summed:
             constant = summed or (one.divisor is not None and is_plain(one.divisor))
             found.append(one.scale if constant else one.factor)
-        elif adds and one.divisor is not None:
-            found.append(one.factor)
+        elif one.is_sum and one.divisor is not None:
+            counts = math.prod(one.wholes) if is_plain(one.divisor) else 1  # `sum / 2 * (1 / n)`
+            found.append(one.factor * counts)
     return found if all(map(math.isfinite, found)) else []
 
 
-def numbers_within(loss: torch.Tensor, made: set[int], samples: int) -> tuple[float, float] | None:
+def numbers_within(
+    loss: torch.Tensor, made: set[int], samples: int, counts: Collection[int] = ()
+) -> tuple[float, float] | None:
     """Return a digest of the operators of a loss beyond the model's outputs, and a sum of the numbers that they keep.
+
+    Factors that are one divided by one of `counts` are left out.
 
     Returns:
         None where a number may be of one sample: those are taken apart, or put together of such.
@@ -151,7 +157,7 @@ def numbers_within(loss: torch.Tensor, made: set[int], samples: int) -> tuple[fl
             continue
         for name in _NUMBERS.get(kind, ()):
             number = _number(node, name, samples)
-            if number is not None:
+            if number is not None and not (kind == "Mul" and _is_inverse(number, counts)):
                 total += number * (1 + len(kinds) / 7)
                 kinds.append(name)
         kinds.append(kind)
@@ -176,6 +182,10 @@ def _number(node: Any, name: str, samples: int) -> float | None:
         return None
     some = value.detach().flatten()[:_ELEMENTS].double()
     return float(some @ torch.linspace(1.0, 2.0, len(some), dtype=some.dtype, device=some.device))
+
+
+def _is_inverse(number: float, counts: Collection[int]) -> bool:
+    return any(abs(abs(number) * n - 1) < _ROUNDING for n in counts)
 
 
 def _differ(ranks: float, total: float, squares: float) -> bool:

@@ -1,5 +1,6 @@
 """What the graph of a rank's loss shows, and what that comes to in sums over ranks."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ class LossSigns(NamedTuple):
 
     terms: Sequence[float]
     """What each of its terms divides by; none where the graph does not tell."""
+    inverse: Sequence[float]
+    """One divided by what each is multiplied by, all numbers together, where all are sums; else none."""
     more: float
     """By how much more its term divides if it is not that of one sample (`torch.stack(losses).mean()`)."""
     samples: int
@@ -26,6 +29,8 @@ class LossSigns(NamedTuple):
     """Whether a divisor of 1 stands for nothing, unless the loss divides by samples; None if that is not known."""
     by_samples: bool
     """Whether it may be divided by the number of samples."""
+    inverse_by_samples: bool
+    """Whether a factor may be one divided by the number of samples."""
     hidden: bool
     """Whether torch.compile hides what it divides by."""
     news: float
@@ -38,14 +43,15 @@ class LossSigns(NamedTuple):
         """Whether something counts. Where nothing does the loss may be of another form: that of other ranks holds."""
         return self.samples > 0 and any(self.terms)
 
-    def counts(self) -> torch.Tensor:
-        """Return what its terms divide by, to be summed over ranks; see `TermCounts`."""
-        terms = self.terms if self.counting else ()
+    def counts(self, divisors: Sequence[float]) -> torch.Tensor:
+        """Return what its terms divide by, `terms` or `inverse`, to be summed over ranks; see `TermCounts`."""
+        terms = divisors if self.samples and any(divisors) else ()
         counts = folded(terms)
-        known = not self.samples or len(self.terms) > 0
-        single = self.counting and len(terms) % self.samples > 0 and (len(terms) > 1 or terms[0] % self.samples > 0)
+        known = not self.samples or len(divisors) > 0
+        counting = len(terms) > 0
+        single = counting and len(terms) % self.samples > 0 and (len(terms) > 1 or terms[0] % self.samples > 0)
         size = len(terms)
-        more = torch.tensor([size, size * size, known, self.counting, single], dtype=torch.float64)
+        more = torch.tensor([size, size * size, known, counting, single], dtype=torch.float64)
         return torch.cat([counts, counts.square(), counts * counts[0], more])
 
     def scaled(self) -> list[float]:
@@ -73,6 +79,11 @@ class TermCounts:
     def equally_many(self) -> bool:
         """Whether all ranks' losses have equally many terms."""
         return bool(self.number**2 == self.voters * self._numbers_squared)
+
+    @property
+    def alike(self) -> bool:
+        """Whether first terms divide by the same on all ranks of which something counts."""
+        return math.isclose(self.totals[0] ** 2, self._squares[0] * self.voters, rel_tol=1e-9)
 
     @property
     def the_same(self) -> bool:

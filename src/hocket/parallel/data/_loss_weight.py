@@ -10,7 +10,17 @@ from hocket import comm
 from hocket._program import warn
 from hocket.comm import torch_adapter
 
-from ..batches import GUARDED, BatchShard, divides_by_samples, divisor_of_shares, divisors, guarded, is_one_by_one
+from ..batches import (
+    GUARDED,
+    BatchShard,
+    divides_by_samples,
+    divisor_of_shares,
+    divisors,
+    guarded,
+    inverses,
+    is_one_by_one,
+    wholes,
+)
 from ..batches import batch as _batch
 from ..mesh import World
 from ._batch_parts import BatchParts
@@ -51,6 +61,7 @@ class LossWeights:
         self.is_new = False  # whether some rank's loss has a form that it had not before, and is to be looked at again
         self._otherwise = False  # whether a loss has had another weight on this rank than by samples
         self._gathered = False  # whether the loop gathers what ranks' losses have in common
+        self._inverse = False  # whether a sum has been multiplied by one divided by its count
         self._one_by_one = False  # whether the loop adds up the losses of single samples
         self._by_passes = False  # whether it calls the model for each sample, which has rows of its own
 
@@ -82,6 +93,7 @@ class LossWeights:
         single = loss.numel() == 1
         self._one_by_one |= single and is_one_by_one(loss, samples)
         terms = divisors(loss, samples) if single and not self._one_by_one else ()
+        inverse = inverses(loss, samples) if single and not self._one_by_one and samples else ()
         if len(terms) > 1 and divides_by_samples(loss, samples):  # of classes, say, of which a rank may have some
             terms = terms[:1]
         shares = divisor_of_shares(loss, samples) if len(terms) > 1 else 0.0
@@ -99,17 +111,19 @@ class LossWeights:
         wrong += self._parts.add(note, part, scales[0] if scales else 0.0, samples)
         self._looked_at += not 0 < part < 1
         each = (*terms, *(divisors(loss, samples, once=True) if terms and not shares and not more else ()))
-        guard = samples > 0 and bool(terms) and guarded(loss, samples)
+        guard = samples > 0 and bool(terms or inverse) and guarded(loss, samples)
         self._otherwise |= otherwise
         hidden = single and samples > 0 and not terms and torch_adapter.is_compiled(loss)
         signs = LossSigns(
             terms=terms,
+            inverse=inverse,
             more=more,
             samples=samples,
             scales=scales,
             wrong=wrong,
             guard=guard,
             by_samples=samples in each,
+            inverse_by_samples=bool(inverse) and samples in (*inverse, *wholes(loss, samples)),
             hidden=hidden,
             news=self._takes_form(loss, made, samples) + self._padding.number(loss, samples),
             numbers=self._numbers.numbers(loss, made, note.share),
@@ -214,19 +228,20 @@ class LossWeights:
                 keeps; on every rank alike.
         """
         mine, samples, constants = (0.0, *[False] * 7), share.samples, set[float]()
-        ratio = 0.0
+        ratio, besides = 0.0, tuple[float, ...]()
         if loss.numel() == 1:
             now, later = exchanged.guards(loss, samples, self._world.size)
             off = 0.0 if now or later or self._by_passes else exchanged.meet(loss, samples, stated=stated)
-            ratio = 0.0 if exchanged.communicates or self._by_passes else exchanged.sizes.off(loss, samples)
+            if not exchanged.communicates and not self._by_passes:
+                ratio, besides = exchanged.sizes.off(loss, samples), exchanged.sizes.besides(loss, samples)
             constants = constant_divisors(loss, samples, share.total)
             mine = off, exchanged.mixes, now, later, *exchanged.taken(constants), exchanged.placed, exchanged.normalised
         exchanged.mixes = False
-        everyone = self._world.from_all((mine, constants, exchanged.kept.of(loss)))
+        everyone = self._world.from_all((mine, constants, exchanged.kept.of(loss), besides))
         findings = zip(*(one for one, *_ in everyone), strict=True)
         off, mixes, now, later, counted, other, placed, normalised = (max(some) for some in findings)
-        constants = set.intersection(*(one for _, one, _ in everyone))
-        sizes = [some for *_, some in everyone]
+        constants = set.intersection(*(one for _, one, *_ in everyone))
+        sizes = [some for _, _, some, _ in everyone]
         if differs := unlike(sizes, kept=True):
             raise RuntimeError(KEPT_APART.format(differs))
         before, self._constants = self._constants, constants
@@ -255,6 +270,14 @@ class LossWeights:
                 f"count, and len(batch) is how many samples this rank has: computed from those of the whole batch it "
                 f"would be {ratio:.4g} times the loss. Divide a sum by len(batch), or compute it from "
                 "hocket.total(len(batch))",
+            )
+        twice = [one for *_, one in everyone if len(one) == len(besides) > 0]
+        if any(not _alike(one, besides) for one in twice) and not self._told_scales:
+            self._told_scales = True
+            warn(
+                "the loss divides a sum by len(batch), and by another number that differs from rank to rank (here "
+                f"{', '.join(f'{one[0]:g}' for one in twice)}): a count, say. One device divides by both of the whole "
+                'batch. Divide by one of them, or say loss_reduction="sum", and divide by hocket.total of both',
             )
         if (differs := unlike(sizes, kept=False)) and not self._told:
             self._told = True
@@ -327,14 +350,17 @@ class LossWeights:
         Raises:
             RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
         """
-        counts = mine.counts()
-        guarded = counts * bool(mine.guard)  # they may stand for nothing
+        counts, inverse = mine.counts(mine.terms), mine.counts(mine.inverse)
+        guarded, guarded_inverse = counts * bool(mine.guard), inverse * bool(mine.guard)  # they may stand for nothing
         off = mine.counting and not mine.by_samples
         sums = self._sums(
             {
                 "counts": counts - guarded,
                 "guarded counts": guarded,
+                "inverse counts": inverse - guarded_inverse,
+                "guarded inverse counts": guarded_inverse,
                 "guards": [mine.guard is True, mine.guard is None, off],
+                "inverse": [any(mine.inverse) and not mine.inverse_by_samples, bool(mine.inverse) > any(mine.inverse)],
                 "listed": [mine.more > 0, mine.more],
                 "hidden": [mine.hidden, self._otherwise],
                 "news": [mine.news],
@@ -355,6 +381,11 @@ class LossWeights:
             raise RuntimeError(_HIDDEN)
         found = everything = TermCounts(sums["counts"] + sums["guarded counts"])
         guarding, unsure, by_others = sums["guards"].tolist()
+        others = TermCounts(sums["inverse counts"] + sums["guarded inverse counts"])
+        by_other_inverses, nothing = sums["inverse"].tolist()
+        if self._takes_inverse(found, others, by_others, nothing=nothing > 0):
+            by_others, counts, sums["counts"] = by_other_inverses, inverse, sums["inverse counts"]
+            found = everything = TermCounts(sums["counts"] + sums["guarded inverse counts"])
         all_known = everything.known == self._world.size
         self._counts |= by_others > 0 and all_known
         if self._counts and unsure and all_known:
@@ -390,6 +421,19 @@ class LossWeights:
         guards = (count or 1.0) if guarding and mine.guard else 0.0
         weight = (guards or count) / (total or guards or 1.0) * self._world.size
         return 1.0 if abs(weight - 1.0) < 1e-12 else weight
+
+    def _takes_inverse(self, counts: TermCounts, inverse: TermCounts, by_others: float, *, nothing: bool) -> bool:
+        """Return whether a factor that differs from rank to rank is what a sum is divided by: `sum / 2 * (1 / n)`.
+
+        So it is where all that sums are divided by is the same on all ranks, and none of their samples. `nothing` says
+        whether nothing counts on a rank.
+        """
+        ranks = self._world.size
+        if inverse.known < ranks or not inverse.equally_many or not inverse.in_proportion:
+            return False
+        constant = counts.known < ranks or (by_others > 0 and counts.alike)
+        self._inverse |= constant and (nothing or not inverse.alike)
+        return constant and (self._inverse or counts.known == ranks)
 
     def _sums(self, mine: Mapping[str, torch.Tensor | Sequence[float]]) -> dict[str, torch.Tensor]:
         """Return sums over ranks of named numbers, by one collective operation."""

@@ -1,0 +1,120 @@
+"""A sum is divided by a count in many spellings: each is the loss of one process, or is told of."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+from hocket.testing import run_ranks
+
+CONSTANTS = (2, 4, 20, 0.5, 0.3, 3.0)
+SUMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "masked": lambda losses, mask, _: (losses * mask).sum(),
+    "filled": lambda losses, mask, _: losses.masked_fill(~mask, 0.0).sum(),
+    "dot": lambda losses, mask, _: losses.flatten() @ mask.double().flatten(),
+    "einsum": lambda losses, mask, _: torch.einsum("bt,bt->", losses, mask.double()),
+    "chosen": lambda losses, mask, _: losses[mask].sum(),
+    "squares": lambda losses, mask, output: (output.square().sum(2) * mask).sum(),
+}
+SPELLED: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "/ n": lambda total, n: total / n,
+    "* (1 / n)": lambda total, n: total * (1 / n),
+    "(1 / n) *": lambda total, n: (1 / n) * total,
+    ".mul(1 / n)": lambda total, n: total.mul(1 / n),
+    "* n**-1": lambda total, n: total * n**-1,
+    "* (0.3 / n)": lambda total, n: total * (0.3 / n),
+    "/ float(n)": lambda total, n: total / float(n),
+    "/ tensor(n)": lambda total, n: total / torch.tensor(n),
+}
+
+
+def made(seed: int) -> tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
+    """Return a random spelling, and the loss of outputs, classes and a mask."""
+    rng = random.Random(seed)
+    sum_, spelled, by = rng.choice([*SUMS]), rng.choice([*SPELLED]), rng.choice(["samples", "counted"])
+    inside, outside = rng.choice(CONSTANTS), rng.choice(CONSTANTS)
+    within, beyond = rng.choice(["", "/", "*"]), rng.choice(["", "/", "*"])
+
+    def loss(output: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+        losses = F.cross_entropy(output.transpose(1, 2), target, reduction="none")
+        total = SUMS[sum_](losses, mask, output)
+        total = total / inside if within == "/" else total * inside if within == "*" else total
+        total = SPELLED[spelled](total, len(mask) if by == "samples" else max(1, int(mask.sum())))
+        return total / outside if beyond == "/" else total * outside if beyond == "*" else total
+
+    return f"{sum_} {within}{inside if within else ''} {spelled} of {by} {beyond}{outside if beyond else ''}", loss
+
+
+def fit(seed: int, size: int) -> tuple[list[float], list[str]]:
+    """Train for three steps; return the weights, and what was told or raised."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(size * 3, 5, 6, generator=draw, dtype=torch.float64)
+    y = torch.randint(4, x.shape[:2], generator=draw)
+    mask = torch.arange(5) < torch.randint(1, 6, (len(x), 1), generator=draw)
+    mask[size - 1] = mask[2 * size] = False  # nothing counts in a rank's only sample, perhaps
+    torch.manual_seed(0)
+    model: Any = nn.Linear(6, 4).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(TensorDataset(x, y, mask), batch_size=size)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+        try:
+            for one, *rest in loader:
+                optimizer.zero_grad()
+                made(seed)[1](model(one), *rest).backward()
+                optimizer.step()
+        except RuntimeError as error:
+            return [], [str(error)]
+    return [w for p in model.parameters() for w in p.detach().flatten().tolist()], [str(one.message) for one in told]
+
+
+def fits(seeds: list[int], size: int) -> list[tuple[list[float], list[str]]]:
+    return [fit(seed, size) for seed in seeds]
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("ranks", "size"), [(2, 7), pytest.param(3, 10, marks=pytest.mark.long)])
+def test_a_sum_that_is_divided_by_a_count_is_that_of_one_process_however_spelled(ranks: int, size: int) -> None:
+    """`sum / 2 * (1 / len(batch))` was weighted by 2 on each rank: 1.4e-1 off, and silent."""
+    seeds = list(range(40))
+    alone, found = fits(seeds, size), run_ranks(fits, ranks, seeds, size, timeout_s=110)
+    for seed, (weights, _), *each in zip(seeds, alone, *found, strict=True):
+        if each[0][0]:
+            assert each[0][0] == pytest.approx(weights, rel=1e-9, abs=1e-12), (seed, made(seed)[0], each[0][1])
+        else:
+            assert all(said for _, said in each), (seed, made(seed)[0])
+    assert sum(bool(found[0][seed][0]) for seed in seeds) > 30  # few are refused
+
+
+def two_terms(ranks_samples: int) -> list[float]:
+    """Train one step with two sums that are divided by 2, which is how many samples rank 0 has, and by a count."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(ranks_samples, 5, 6, generator=draw, dtype=torch.float64)
+    mask = torch.rand(ranks_samples, 5, generator=draw) < 0.7
+    torch.manual_seed(0)
+    model: Any = nn.Linear(6, 4).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(TensorDataset(x, mask), batch_size=ranks_samples)
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    with warnings.catch_warnings(action="ignore"):
+        for one, kept in loader:
+            output = model(one)
+            sums = (output.square().sum(2) * kept).sum() - 0.01 * (output.softmax(2)[..., 0] * kept).sum()
+            (sums / 2 * (1 / int(kept.sum()))).backward()
+            optimizer.step()
+    return [w for p in model.parameters() for w in p.detach().flatten().tolist()]
+
+
+def test_a_constant_that_is_how_many_samples_a_rank_has_is_no_count() -> None:
+    """The terms of that rank were taken for one: 8.0e-2 off, and silent."""
+    assert run_ranks(two_terms, 2, 3)[0] == pytest.approx(two_terms(3), rel=1e-9)
