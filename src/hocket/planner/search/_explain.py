@@ -44,7 +44,8 @@ def explain(found: Search) -> str:
     limit = f" of {format_bytes(found.memory_limit, 3)}" if found.memory_limit else ""
     low, high = best.interval_s
     reached = f", {format_flops(best.flops_per_worker, 3)} a device" if best.flops else ""
-    reached += f", {best.mfu:.0%} of its {best.mfu_format} peak" if best.mfu else ""
+    share = f"{best.mfu:.0%}" if best.mfu >= 0.01 else f"{100 * best.mfu:.1g}%"
+    reached += f", {share} of its {best.mfu_format} peak" if best.mfu else ""
     lines = [
         f"{best.plan.describe()} on {best.workers} workers of {best.cluster} takes {_s(best.step_s)} a step "
         f"({_s(low)} to {_s(high)} with {LEVEL:.0%}; {best.throughput:.4g} samples/s{reached}) and "
