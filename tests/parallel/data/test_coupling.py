@@ -76,6 +76,10 @@ _MASK = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
         lambda rows: (rows * _MASK).sum(dim=0),
         lambda rows: rows @ _MASK,
         lambda rows: torch.vdot(_MASK, rows),
+        lambda rows: torch.vdot(rows, _MASK),
+        lambda rows: rows[None] @ _MASK[:, None],
+        lambda rows: (_MASK[None] @ rows[:, None])[0, 0],
+        lambda rows: (rows[None] @ _MASK)[0],
         lambda rows: torch.einsum("b,b->", rows, _MASK),
         lambda rows: torch.where(_MASK > 0, rows, torch.nan).nansum(),
     ],
@@ -84,6 +88,16 @@ def test_a_sum_is_known_in_whatever_form(summed: Callable[[torch.Tensor], torch.
     assert _said(summed) == ("sum", ())
     assert _said(lambda rows: summed(rows) / _MASK.sum()) == ("", (3.0,))
     assert _said(lambda rows: summed(rows) / -_MASK.sum()) == ("", (3.0,))
+
+
+def test_a_product_of_means_is_no_sum_over_samples() -> None:
+    """It goes over features."""
+    ones = torch.ones(4, 1, dtype=torch.float64)
+    outputs = torch.rand(4, 4, dtype=torch.float64, requires_grad=True) * 1.0
+    made = torch_adapter.graph_marks([outputs])
+    assert sums_of_samples(outputs.mean(0, keepdim=True) @ ones, made, 4) == ""
+    assert sums_of_samples(outputs.mean(0) @ ones[:, 0], made, 4) == ""
+    assert sums_of_samples(outputs.square().sum(1) @ ones[:, 0], made, 4) == "sum"
 
 
 def test_losses_that_learned_weights_multiply_are_no_sum_over_samples() -> None:

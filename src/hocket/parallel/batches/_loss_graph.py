@@ -1,6 +1,7 @@
 """What the graph of automatic differentiation tells of a loss: its terms, and what each of them divides by."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -271,7 +272,8 @@ def terms(loss: torch.Tensor, samples: int | None = None) -> list[Term]:
         node, kind = term.node, kind_of(term.node)
         below = [one for one, _ in node.next_functions if one is not None]
         by, scaled = _scaled(node) if kind in ("Mul", "Div") else (None, None)
-        if kind in ("Add", "Sub") or (kind in (*SAME_VALUES, _OVER_RANKS) and len(below) == 1):
+        same = kind in (*SAME_VALUES, _OVER_RANKS) or (kind == "Select" and _is_of_product(below))
+        if kind in ("Add", "Sub") or (same and len(below) == 1):
             todo += [replace(term, node=one) for one in reversed(below)]
         elif scalar := _of_scalar(node, samples):
             todo.append(replace(term, node=scalar))
@@ -355,6 +357,14 @@ def _scaled(node: Any) -> tuple[torch.Tensor | None, Any]:
     return (None, None) if by is None else (torch.as_tensor(by).detach(), rest)
 
 
+def _is_of_product(below: Sequence[Any]) -> bool:
+    """Return whether a value is that of a product of one element: `(losses[None] @ mask)[0]`."""
+    one = below[0]
+    while kind_of(one) == "Select" and one.next_functions[0][0] is not None:
+        one = one.next_functions[0][0]
+    return one.name() in _PRODUCTS and _size(one) == 1
+
+
 def _parts(node: Any, samples: int | None) -> list[tuple[Any, float, torch.Tensor | None]]:
     """Return what a sum or mean goes over, if that was put together or is of all samples, with factors and divisors."""
     kind, size = kind_of(node), _elements(node)
@@ -428,7 +438,8 @@ def _dotted(node: Any) -> tuple[torch.Tensor | None, Any]:
     """Return what a product of vectors multiplies with, and the other; None where both have a gradient."""
     first, second = (one for one, _ in node.next_functions)
     if first is None or second is None:
-        return (node._saved_self, second) if first is None else (node._saved_tensor, first)
+        other = "_saved_other" if kind_of(node) == "Vdot" else "_saved_tensor"
+        return (node._saved_self, second) if first is None else (getattr(node, other), first)
     return None, None
 
 
@@ -441,7 +452,10 @@ def sizes_of(node: Any) -> tuple[int, ...]:
     """Return the shape of what an operator goes over, as far as it is known; of a product that of either factor."""
     sizes = getattr(node, "_saved_self_sym_sizes", None)
     if sizes is None:
-        found = (getattr(node, name, None) for name in ("_saved_self", "_saved_other", "_saved_tensor", "_saved_mat2"))
+        found = (
+            getattr(node, name, None)
+            for name in ("_saved_self", "_saved_other", "_saved_tensor", "_saved_mat2", "_saved_vec")
+        )
         sizes = next((one.shape for one in found if isinstance(one, torch.Tensor)), ())
     return tuple(sizes)
 

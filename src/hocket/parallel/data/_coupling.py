@@ -28,7 +28,8 @@ from ..batches import (
     terms,
 )
 
-_DOTS = ("Dot", "Vdot", "Bmm")  # the last is what einsum makes of a sum of all products
+_PRODUCTS = ("Mv", "Mm", "Bmm")  # of one element; the last is what einsum makes of a sum of all products
+_DOTS = ("Dot", "Vdot", *_PRODUCTS)
 _FAR = 16  # operators below one that are looked at
 _OPERATORS, _FEW, _OFTEN = 256, 64, 3
 """Of the form of a loss: most operators that are looked at, of a loss that a model gives alone, and of a kind."""
@@ -252,7 +253,7 @@ def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal
             continue
         if samples > 1 and _adds_up_means(node, made, samples):
             continue
-        if kind_of(node) == "Bmm" and any(_has_mean(one, made, samples) for one, _ in node.next_functions if one):
+        if kind_of(node) in _DOTS and any(_has_mean(one, made, samples) for one, _ in node.next_functions if one):
             continue  # `einsum("c,c->", output.mean(0), weights)` goes over features
         if factor * samples <= 1.001:
             means = (samples, math.prod(sizes_of(node)))
@@ -393,7 +394,7 @@ def constant_divisors(loss: torch.Tensor, samples: int, total: int) -> set[float
 
 
 def _is_sum(node: Any) -> bool:
-    return node.name() in SUMS or kind_of(node) == "Bmm" or _reduction(node) == 2
+    return node.name() in SUMS or kind_of(node) in _PRODUCTS or _reduction(node) == 2
 
 
 def _terms(loss: torch.Tensor, samples: int) -> Iterator[Term]:
@@ -419,5 +420,8 @@ def _factor(node: Any) -> torch.Tensor | None:
     """Return the factor of a product that has no gradient."""
     if all(one is not None for one, _ in node.next_functions):
         return None
-    found = (getattr(node, name, None) for name in ("_saved_other", "_saved_tensor", "_saved_mat2", "_saved_self"))
+    found = (
+        getattr(node, name, None)
+        for name in ("_saved_other", "_saved_tensor", "_saved_mat2", "_saved_vec", "_saved_self")
+    )
     return next((one.detach() for one in found if isinstance(one, torch.Tensor) and one.numel() > 1), None)
