@@ -1,6 +1,7 @@
 """Which losses are more than sums of terms of one sample each, and which are sums over samples."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -88,6 +89,17 @@ def test_a_sum_is_known_in_whatever_form(summed: Callable[[torch.Tensor], torch.
     assert _said(summed) == ("sum", ())
     assert _said(lambda rows: summed(rows) / _MASK.sum()) == ("", (3.0,))
     assert _said(lambda rows: summed(rows) / -_MASK.sum()) == ("", (3.0,))
+
+
+def test_what_python_adds_up_of_a_vector_of_losses_is_a_sum() -> None:
+    def said(loss_of: Callable[[torch.Tensor], Any]) -> str:
+        return _said(loss_of)[0]
+
+    assert said(sum) == said(lambda rows: sum(rows) * 0.5) == said(lambda rows: rows.mean() + sum(rows)) == "sum"
+    assert said(lambda rows: rows.mean() + 0.1 * sum(rows)) == "small"
+    assert said(lambda rows: sum(rows) / 4) == said(lambda rows: 10 * sum(rows) / 4) == ""
+    assert said(lambda rows: sum(rows) * (1 / 4)) == said(lambda rows: sum(rows[i] / 4 for i in range(4))) == ""
+    assert said(lambda rows: sum(rows[:, None].expand(4, 4).mean(0))) == ""  # of four tasks
 
 
 def test_a_product_of_means_is_no_sum_over_samples() -> None:

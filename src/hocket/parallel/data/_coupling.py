@@ -243,10 +243,12 @@ def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal
     """
     small: Literal["", "small"] = ""
     singles = 0.0
+    taken = list[Term]()
     for term in _terms(loss, samples):
         node, factor, divisor = term.node, term.factor, term.divisor
         if not _is_sum(node):
             singles += term.scale if torch_adapter.reaches(node, made) and is_of_one(node, samples) else 0.0
+            taken += [term] if takes_one(node, samples) else []
             continue
         features = kind_of(node) in _DOTS and math.prod(sizes_of(node)) % max(1, samples)
         if divisor is not None or features or is_empty(node) or not torch_adapter.reaches(node, made):
@@ -264,7 +266,20 @@ def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal
             return "sum"
         if weights.max() - weights.min() > 1e-3 * weights.max():
             return "weights"
+    if taken and _takes_each(taken, made, samples):
+        factor = min(one.factor for one in taken)
+        if factor == 1 or (taken[0].counts_whole and factor * samples > 1.001):
+            return "sum"
+        small = small if factor * samples > 0.999 else "small"
     return "sum" if singles > 1.001 and abs(singles - samples) < 1e-3 * samples else small
+
+
+def _takes_each(taken: Sequence[Term], made: set[int], samples: int) -> bool:
+    """Return whether terms are all of a vector that has a loss for each sample, as of Python's `sum(losses)`."""
+    if samples < 2 or len(taken) % samples or any(one.divisor is not None for one in taken):
+        return False
+    vectors = {below for one in taken for below, _ in one.node.next_functions if below is not None}
+    return all(torch_adapter.reaches(one, made) and not _has_mean(one, made, samples) for one in vectors)
 
 
 def _adds_up_means(node: Any, made: set[int], samples: int) -> bool:
