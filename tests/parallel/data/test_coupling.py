@@ -75,6 +75,7 @@ _MASK = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
     [
         lambda rows: (rows * _MASK).sum(),
         lambda rows: (rows * _MASK).sum(dim=0),
+        lambda rows: (rows * (_MASK > 0)).sum(),
         lambda rows: rows @ _MASK,
         lambda rows: torch.vdot(_MASK, rows),
         lambda rows: torch.vdot(rows, _MASK),
@@ -89,6 +90,10 @@ def test_a_sum_is_known_in_whatever_form(summed: Callable[[torch.Tensor], torch.
     assert _said(summed) == ("sum", ())
     assert _said(lambda rows: summed(rows) / _MASK.sum()) == ("", (3.0,))
     assert _said(lambda rows: summed(rows) / -_MASK.sum()) == ("", (3.0,))
+
+
+def test_a_sum_of_one_thing_that_counts_is_one() -> None:
+    assert _said(lambda rows: (rows * (torch.arange(4) == 2)).sum())[0] == "sum"
 
 
 def test_what_python_adds_up_of_a_vector_of_losses_is_a_sum() -> None:

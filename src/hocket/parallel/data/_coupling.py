@@ -262,7 +262,7 @@ def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal
             small = small if any(abs(factor * one - 1) < 1e-3 for one in means) else "small"
             continue
         weights = _weights(node)
-        if weights is None or abs(weights.sum() - 1) > 1e-3:
+        if weights is None or not weights.is_floating_point() or abs(weights.sum() - 1) > 1e-3:  # or a mask
             return "sum"
         if weights.max() - weights.min() > 1e-3 * weights.max():
             return "weights"
