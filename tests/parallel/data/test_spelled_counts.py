@@ -118,3 +118,33 @@ def two_terms(ranks_samples: int) -> list[float]:
 def test_a_constant_that_is_how_many_samples_a_rank_has_is_no_count() -> None:
     """The terms of that rank were taken for one: 8.0e-2 off, and silent."""
     assert run_ranks(two_terms, 2, 3)[0] == pytest.approx(two_terms(3), rel=1e-9)
+
+
+def masked_at_first(divided: bool) -> list[float] | str:
+    """Train two steps with a loss of which nothing counts in the first; return the weights, or what was raised."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(8, 6, generator=draw, dtype=torch.float64)
+    mask = torch.arange(8) > 4
+    torch.manual_seed(0)
+    model: Any = nn.Linear(6, 4).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(TensorDataset(x, mask), batch_size=4)
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    for one, kept in loader:
+        optimizer.zero_grad()
+        loss = (model(one).square().sum(1) * kept).sum()
+        try:
+            (loss / kept.sum().clamp(min=1) if divided else loss).backward()
+        except RuntimeError as error:
+            return str(error)
+        optimizer.step()
+    return [w for p in model.parameters() for w in p.detach().flatten().tolist()]
+
+
+def test_a_sum_is_refused_where_nothing_counts_in_the_first_batch() -> None:
+    """It shows nothing, and no other batch was looked at: 5.9e-1 off, and silent."""
+    for said in run_ranks(masked_at_first, 2, False):
+        assert isinstance(said, str)
+        assert "the loss is a sum over samples" in said
+    for weights in run_ranks(masked_at_first, 2, True):
+        assert weights == pytest.approx(masked_at_first(True), rel=1e-9)

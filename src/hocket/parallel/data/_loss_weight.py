@@ -211,10 +211,15 @@ class LossWeights:
         self._forms.add(form)
         return new
 
-    def check_first(self, first: FirstLoss, share: BatchShard) -> None:
-        """Refuse a loss of the first batch that no weights of ranks make that of one device; see `check_first`."""
+    def check_first(self, first: FirstLoss, share: BatchShard) -> bool:
+        """Refuse a loss of the first batch that no weights of ranks make that of one device; see `check_first`.
+
+        Returns:
+            Whether nothing counts on any rank, so that the next loss is to be looked at.
+        """
         self._by_passes = first.by_passes
-        self._gathered = check_first(first, share, self._world)
+        self._gathered, empty = check_first(first, share, self._world)
+        return empty
 
     def check_exchanged(
         self, loss: torch.Tensor, exchanged: ExchangedSamples, share: BatchShard, *, stated: bool
