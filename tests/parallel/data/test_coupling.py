@@ -92,6 +92,20 @@ def test_a_sum_is_known_in_whatever_form(summed: Callable[[torch.Tensor], torch.
     assert _said(lambda rows: summed(rows) / -_MASK.sum()) == ("", (3.0,))
 
 
+@pytest.mark.parametrize(
+    "summed",
+    [
+        lambda rows: rows.norm() ** 2,
+        lambda rows: torch.linalg.vector_norm(rows, 1),
+        lambda rows: torch.dist(rows, torch.zeros(4, dtype=torch.float64)).square(),
+    ],
+)
+def test_a_norm_to_the_power_of_its_order_is_a_sum(summed: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    assert _said(lambda rows: summed(rows - 1)) == ("sum", ())
+    assert _said(lambda rows: summed(rows - 1) / _MASK.sum()) == ("", (3.0,))
+    assert _said(lambda rows: summed((rows - 1) / 4))[0] == ""
+
+
 def test_a_sum_of_one_thing_that_counts_is_one() -> None:
     assert _said(lambda rows: (rows * (torch.arange(4) == 2)).sum())[0] == "sum"
 

@@ -50,7 +50,7 @@ class Term:
     @property
     def is_sum(self) -> bool:
         """Whether it is a sum, and no mean."""
-        return self.node is not None and _is_sum(self.node)
+        return self.node is not None and is_sum(self.node)
 
     @property
     def by(self) -> torch.Tensor | None:
@@ -94,7 +94,7 @@ def divisors(
     found = [one for one in counts if one is not None and one >= 0]
     if len(found) < len(parts):
         return ()
-    if len(parts) == 1 and parts[0].divisor is not None and not _is_sum(parts[0].node):
+    if len(parts) == 1 and parts[0].divisor is not None and not is_sum(parts[0].node):
         return (found[0] * abs(float(parts[0].divisor)),)  # a mean of what is masked, divided by that of the mask
     return tuple(found)
 
@@ -129,7 +129,7 @@ def divided_by(loss: torch.Tensor, samples: int | None = None) -> float:
         samples: How many it is of; None if that is not known.
     """
     parts = terms(loss, samples) if loss.grad_fn is not None else []
-    if any(one.node is None or not _is_sum(one.node) or one.divisor is None for one in parts):
+    if any(one.node is None or not is_sum(one.node) or one.divisor is None for one in parts):
         return 0.0
     found = {abs(float(one.divisor)) for one in parts if one.divisor is not None}
     return found.pop() if len(found) == 1 else 0.0
@@ -138,7 +138,7 @@ def divided_by(loss: torch.Tensor, samples: int | None = None) -> float:
 def divides_by_samples(loss: torch.Tensor, samples: int) -> bool:
     """Return whether all terms of a loss are sums that the program divides by `len(batch)`, however many there are."""
     parts = terms(loss, samples) if loss.grad_fn is not None else []
-    known = [one.divisor for one in parts if one.node is not None and _is_sum(one.node) and one.divisor is not None]
+    known = [one.divisor for one in parts if one.node is not None and is_sum(one.node) and one.divisor is not None]
     return len(known) == len(parts) > 0 and all(is_plain(one) and float(one) == samples for one in known)
 
 
@@ -163,7 +163,7 @@ def guarded(loss: torch.Tensor, samples: int | None = None) -> bool | None:
     if loss.grad_fn is None:
         return False
     parts = terms(loss, samples)
-    sums = [one for one in parts if one.node and _is_sum(one.node) and one.factor]
+    sums = [one for one in parts if one.node and is_sum(one.node) and one.factor]
     ones = [(one.node, one.by) for one in sums if one.by is not None and _divides_by_one(one, samples)]
     told: dict[int, set[bool | None]] = {}  # by where the divisor is: terms that share it count the same
     for node, by in ones:
@@ -236,7 +236,7 @@ def _count(term: Term, samples: int | None, *, inverse: bool = False) -> float |
     node = term.node
     if node is None:
         return None
-    if _is_sum(node):
+    if is_sum(node):
         by = term.by if inverse or term.divisor is not None else None
         if by is None or (term.divisor is None and not term.factor):
             return _SUM if term.factor else 0.0  # `output.sum() * 0`, where a part has nothing that counts
@@ -253,8 +253,24 @@ def _count(term: Term, samples: int | None, *, inverse: bool = False) -> float |
     return None
 
 
-def _is_sum(node: Any) -> bool:
-    return getattr(node, "_saved_reduction", None) == 2 or node.name() in SUMS or node.name() in _PRODUCTS
+def is_sum(node: Any) -> bool:
+    """Return whether an operator that gives a scalar adds up what it goes over, or products or powers of that."""
+    known = getattr(node, "_saved_reduction", None) == 2 or node.name() in (*SUMS, *_PRODUCTS)
+    return known or _is_power_of_norm(node)
+
+
+def _is_power_of_norm(node: Any) -> bool:
+    """Return whether a scalar is a norm to the power of its order: `(output - target).norm() ** 2`, `x.norm(1)`."""
+    power = node.name() == "PowBackward0"
+    exponent, norm = (node._saved_exponent, node.next_functions[0][0]) if power else (1, node)
+    kind = "" if norm is None else kind_of(norm)
+    if kind not in ("LinalgVectorNorm", "Dist") or _size(norm) > 1:
+        return False
+    below = norm.next_functions[0][0]
+    scale = _scaled(below)[0] if below is not None and kind_of(below) in ("Mul", "Div") else None
+    return bool((norm._saved_p if kind == "Dist" else norm._saved_ord) == exponent) and (
+        scale is None or scale.numel() > 1
+    )
 
 
 def terms(loss: torch.Tensor, samples: int | None = None) -> list[Term]:
@@ -510,7 +526,7 @@ def is_one_by_one(loss: torch.Tensor, samples: int) -> bool:
     if len(found) < samples:
         return False
     known = [one for one in found if one.node]
-    quotients = [one for one in known if one.again or not _is_sum(one.node)]
+    quotients = [one for one in known if one.again or not is_sum(one.node)]
     return any(is_of_one(one.node, samples) for one in known) or any(_is_taken(one.node, samples) for one in quotients)
 
 

@@ -15,12 +15,12 @@ from hocket.comm import torch_adapter
 
 from ..batches import (
     SAME_VALUES,
-    SUMS,
     Term,
     is_empty,
     is_of_one,
     is_one_by_one,
     is_plain,
+    is_sum,
     is_zeroed,
     kind_of,
     sizes_of,
@@ -28,8 +28,7 @@ from ..batches import (
     terms,
 )
 
-_PRODUCTS = ("Mv", "Mm", "Bmm")  # of one element; the last is what einsum makes of a sum of all products
-_DOTS = ("Dot", "Vdot", *_PRODUCTS)
+_DOTS = ("Dot", "Vdot", "Mv", "Mm", "Bmm")  # the last is what einsum makes of a sum of all products
 _FAR = 16  # operators below one that are looked at
 _OPERATORS, _FEW, _OFTEN = 256, 64, 3
 """Of the form of a loss: most operators that are looked at, of a loss that a model gives alone, and of a kind."""
@@ -246,7 +245,7 @@ def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal
     taken = list[Term]()
     for term in _terms(loss, samples):
         node, factor, divisor = term.node, term.factor, term.divisor
-        if not _is_sum(node):
+        if not is_sum(node):
             singles += term.scale if torch_adapter.reaches(node, made) and is_of_one(node, samples) else 0.0
             taken += [term] if takes_one(node, samples) else []
             continue
@@ -297,7 +296,7 @@ def _adds_up_means(node: Any, made: set[int], samples: int) -> bool:
         single = math.prod(torch_adapter.result_sizes(node)) == 1
         if single and (kind_of(node) == "Mean" or _reduction(node) == 1) and not is_of_one(node, samples):
             continue
-        if single and kind_of(node) == "Div" and _is_sum(below[0]):
+        if single and kind_of(node) == "Div" and is_sum(below[0]):
             continue
         if node._sequence_nr() in made or (single and any(math.prod(torch_adapter.result_sizes(o)) > 1 for o in below)):
             return False
@@ -397,7 +396,7 @@ def constant_divisors(loss: torch.Tensor, samples: int, total: int) -> set[float
     """
     found = set()
     for one in _terms(loss, samples):
-        divisor = one.divisor if samples and _is_sum(one.node) else None
+        divisor = one.divisor if samples and is_sum(one.node) else None
         by = 0.0 if divisor is None or not is_plain(divisor) else abs(float(divisor))
         if by % max(1, samples) and (one.again or one.counts_whole):  # by a constant and a count, neither of samples
             by = 1 / one.scale
@@ -406,10 +405,6 @@ def constant_divisors(loss: torch.Tensor, samples: int, total: int) -> set[float
             of_features = elements % by == 0 if elements % samples == 0 else True
             found |= {by} if by != elements and (by == total or by % samples or not of_features) else set()
     return found
-
-
-def _is_sum(node: Any) -> bool:
-    return node.name() in SUMS or kind_of(node) in _PRODUCTS or _reduction(node) == 2
 
 
 def _terms(loss: torch.Tensor, samples: int) -> Iterator[Term]:
