@@ -148,3 +148,26 @@ def test_a_sum_is_refused_where_nothing_counts_in_the_first_batch() -> None:
         assert "the loss is a sum over samples" in said
     for weights in run_ranks(masked_at_first, 2, True):
         assert weights == pytest.approx(masked_at_first(True), rel=1e-9)
+
+
+def weighted_by_one() -> list[float]:
+    """Train three steps with a sum of chosen samples that is divided by all elements, and of which a factor is 1."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(21, 6, generator=draw, dtype=torch.float64)
+    chosen = torch.arange(21) % 7 < 4  # none of a rank's
+    torch.manual_seed(0)
+    model: Any = nn.Linear(6, 4).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(TensorDataset(x, chosen), batch_size=7)
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    for one, some in loader:
+        optimizer.zero_grad()
+        output = model(one)
+        (1.0 * output.square()[some].sum() / output.numel()).backward()
+        optimizer.step()
+    return [w for p in model.parameters() for w in p.detach().flatten().tolist()]
+
+
+def test_a_factor_of_one_is_no_count_of_nothing() -> None:
+    """It was taken for that of a rank of which nothing counts: weights were 7.5e-2 off, and silent."""
+    assert run_ranks(weighted_by_one, 2)[0] == pytest.approx(weighted_by_one(), rel=1e-9)

@@ -152,10 +152,11 @@ def divisor_of_shares(loss: torch.Tensor, samples: int) -> float:
     return by if shares and math.isclose(sum(factors), 1, rel_tol=1e-5) else 0.0
 
 
-def guarded(loss: torch.Tensor, samples: int | None = None) -> bool | None:
+def guarded(loss: torch.Tensor, samples: int | None = None, *, inverse: bool = False) -> bool | None:
     """Return whether sums of a loss are divided by 1 where there was nothing to count: `sum / count.clamp(min=1)`.
 
-    It may be so: where the loss is divided by its samples, and there is one, it looks the same.
+    It may be so: where the loss is divided by its samples, and there is one, it looks the same. With `inverse` a factor
+    of 1 beside a divisor is one divided by a count, too: `sum / 2 * (1 / max(1, count))`.
 
     Returns:
         None where there may have been one thing to count.
@@ -164,7 +165,7 @@ def guarded(loss: torch.Tensor, samples: int | None = None) -> bool | None:
         return False
     parts = terms(loss, samples)
     sums = [one for one in parts if one.node and is_sum(one.node) and one.factor]
-    ones = [(one.node, one.by) for one in sums if one.by is not None and _divides_by_one(one, samples)]
+    ones = [(one.node, one.by) for one in sums if one.by is not None and _divides_by_one(one, samples, inverse)]
     told: dict[int, set[bool | None]] = {}  # by where the divisor is: terms that share it count the same
     for node, by in ones:
         told.setdefault(by.data_ptr(), set()).add(_is_of_nothing(node) or _counts_nothing(node))
@@ -175,10 +176,11 @@ def guarded(loss: torch.Tensor, samples: int | None = None) -> bool | None:
     return True if all(found) and not any(others) else None
 
 
-def _divides_by_one(term: Term, samples: int | None) -> bool:
+def _divides_by_one(term: Term, samples: int | None, inverse: bool) -> bool:
     """Return whether 1 is what a sum is divided by, or one of such numbers where nothing counts."""
     if term.divisor is not None:
-        alone, one = abs(float(term.divisor)) == 1, term.by_one or (term.counts_whole and 1 in term.wholes)
+        alone = abs(float(term.divisor)) == 1
+        one = term.by_one or (inverse and term.counts_whole and 1 in term.wholes)
     else:
         alone, one = set(term.wholes) == {1}, 1 in term.wholes and samples not in term.wholes
     return alone or (one and bool(_is_of_nothing(term.node) or _counts_nothing(term.node)))

@@ -111,7 +111,7 @@ class LossWeights:
         wrong += self._parts.add(note, part, scales[0] if scales else 0.0, samples)
         self._looked_at += not 0 < part < 1
         each = (*terms, *(divisors(loss, samples, once=True) if terms and not shares and not more else ()))
-        guard = samples > 0 and bool(terms or inverse) and guarded(loss, samples)
+        looks = samples > 0 and bool(terms or inverse)
         self._otherwise |= otherwise
         hidden = single and samples > 0 and not terms and torch_adapter.is_compiled(loss)
         signs = LossSigns(
@@ -121,7 +121,8 @@ class LossWeights:
             samples=samples,
             scales=scales,
             wrong=wrong,
-            guard=guard,
+            guard=looks and guarded(loss, samples),
+            inverse_guard=looks and guarded(loss, samples, inverse=True),
             by_samples=samples in each,
             inverse_by_samples=bool(inverse) and samples in (*inverse, *wholes(loss, samples)),
             hidden=hidden,
@@ -356,7 +357,8 @@ class LossWeights:
             RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
         """
         counts, inverse = mine.counts(mine.terms), mine.counts(mine.inverse)
-        guarded, guarded_inverse = counts * bool(mine.guard), inverse * bool(mine.guard)  # they may stand for nothing
+        guard = mine.guard
+        guarded, guarded_inverse = counts * bool(guard), inverse * bool(mine.inverse_guard)  # may stand for nothing
         off = mine.counting and not mine.by_samples
         sums = self._sums(
             {
@@ -364,7 +366,8 @@ class LossWeights:
                 "guarded counts": guarded,
                 "inverse counts": inverse - guarded_inverse,
                 "guarded inverse counts": guarded_inverse,
-                "guards": [mine.guard is True, mine.guard is None, off],
+                "guards": [guard is True, guard is None, off],
+                "inverse guards": [mine.inverse_guard is True, mine.inverse_guard is None],
                 "inverse": [any(mine.inverse) and not mine.inverse_by_samples, bool(mine.inverse) > any(mine.inverse)],
                 "listed": [mine.more > 0, mine.more],
                 "hidden": [mine.hidden, self._otherwise],
@@ -390,6 +393,7 @@ class LossWeights:
         by_other_inverses, nothing = sums["inverse"].tolist()
         if self._takes_inverse(found, others, by_others, nothing=nothing > 0):
             by_others, counts, sums["counts"] = by_other_inverses, inverse, sums["inverse counts"]
+            guard, (guarding, unsure) = mine.inverse_guard, sums["inverse guards"].tolist()
             found = everything = TermCounts(sums["counts"] + sums["guarded inverse counts"])
         all_known = everything.known == self._world.size
         self._counts |= by_others > 0 and all_known
@@ -423,7 +427,7 @@ class LossWeights:
                 'is right. Say loss_reduction="sum", and divide each sum by hocket.total(count)'
             )
         # What ranks of which nothing counts have divided by 1 is divided by what counts on others, if anything does.
-        guards = (count or 1.0) if guarding and mine.guard else 0.0
+        guards = (count or 1.0) if guarding and guard else 0.0
         weight = (guards or count) / (total or guards or 1.0) * self._world.size
         return 1.0 if abs(weight - 1.0) < 1e-12 else weight
 
