@@ -171,3 +171,28 @@ def weighted_by_one() -> list[float]:
 def test_a_factor_of_one_is_no_count_of_nothing() -> None:
     """It was taken for that of a rank of which nothing counts: weights were 7.5e-2 off, and silent."""
     assert run_ranks(weighted_by_one, 2)[0] == pytest.approx(weighted_by_one(), rel=1e-9)
+
+
+def told_of_sums() -> list[str]:
+    """Return what is told where two of three ranks have a sample, of a sum and of one that is divided by a constant."""
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    said = []
+    for constant in (1, 3):
+        model: Any = nn.Linear(6, 4).double()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            model, optimizer, loader = hocket.distribute(model, optimizer, DataLoader(TensorDataset(x), batch_size=2))
+            for (one,) in loader:
+                total = model(one).square().sum()
+                (total if constant == 1 else total / constant).backward()
+                optimizer.step()
+        said.append(" ".join(str(one.message) for one in told))
+    return said
+
+
+def test_sums_are_told_of_where_ranks_have_one_sample_or_none() -> None:
+    """A rank without samples knew nothing of them, and nothing was told: 6.7e-1 off."""
+    raw, divided = run_ranks(told_of_sums, 3)[0]
+    assert "each rank has one sample" in raw
+    assert "the loss divides by 3 on every rank" in divided

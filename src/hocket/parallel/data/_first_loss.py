@@ -162,7 +162,8 @@ def _refuse(everyone: Sequence[FirstLoss]) -> None:
 
 
 def _tell(everyone: Sequence[FirstLoss], share: BatchShard) -> None:
-    if all(one.blind for one in everyone):
+    shown = share.total > share.world or not all(one.blind or one.empty for one in everyone)
+    if not shown and any(one.blind for one in everyone):
         warn(
             "each rank has one sample of the batch, so that nothing shows whether samples meet in the loss, which "
             "is none of the usual means (a root, norm or logarithm of a mean, or a dice of the whole batch, is not "

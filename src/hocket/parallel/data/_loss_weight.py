@@ -233,20 +233,22 @@ class LossWeights:
             RuntimeError: a statistic of the batch is in it, or a count to which something is added, or what the loop
                 keeps; on every rank alike.
         """
-        mine, samples, constants = (0.0, *[False] * 7), share.samples, set[float]()
+        mine, samples = (0.0, *[False] * 7), share.samples
+        constants: set[float] | None = set() if samples else None  # then it is not known what one divides by
         ratio, besides = 0.0, tuple[float, ...]()
         if loss.numel() == 1:
             now, later = exchanged.guards(loss, samples, self._world.size)
             off = 0.0 if now or later or self._by_passes else exchanged.meet(loss, samples, stated=stated)
             if not exchanged.communicates and not self._by_passes:
                 ratio, besides = exchanged.sizes.off(loss, samples), exchanged.sizes.besides(loss, samples)
-            constants = constant_divisors(loss, samples, share.total)
-            mine = off, exchanged.mixes, now, later, *exchanged.taken(constants), exchanged.placed, exchanged.normalised
+            constants = constant_divisors(loss, samples, share.total) if samples else None
+            taken = exchanged.taken(constants or ())
+            mine = off, exchanged.mixes, now, later, *taken, exchanged.placed, exchanged.normalised
         exchanged.mixes = False
         everyone = self._world.from_all((mine, constants, exchanged.kept.of(loss), besides))
         findings = zip(*(one for one, *_ in everyone), strict=True)
         off, mixes, now, later, counted, other, placed, normalised = (max(some) for some in findings)
-        constants = set.intersection(*(one for _, one, *_ in everyone))
+        constants = set.intersection(*(one for _, one, *_ in everyone if one is not None))
         sizes = [some for _, _, some, _ in everyone]
         if differs := unlike(sizes, kept=True):
             raise RuntimeError(KEPT_APART.format(differs))
