@@ -1,6 +1,7 @@
 """Which losses are more than sums of terms of one sample each, and which are sums over samples."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -74,8 +75,13 @@ _MASK = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
     [
         lambda rows: (rows * _MASK).sum(),
         lambda rows: (rows * _MASK).sum(dim=0),
+        lambda rows: (rows * (_MASK > 0)).sum(),
         lambda rows: rows @ _MASK,
         lambda rows: torch.vdot(_MASK, rows),
+        lambda rows: torch.vdot(rows, _MASK),
+        lambda rows: rows[None] @ _MASK[:, None],
+        lambda rows: (_MASK[None] @ rows[:, None])[0, 0],
+        lambda rows: (rows[None] @ _MASK)[0],
         lambda rows: torch.einsum("b,b->", rows, _MASK),
         lambda rows: torch.where(_MASK > 0, rows, torch.nan).nansum(),
     ],
@@ -84,6 +90,45 @@ def test_a_sum_is_known_in_whatever_form(summed: Callable[[torch.Tensor], torch.
     assert _said(summed) == ("sum", ())
     assert _said(lambda rows: summed(rows) / _MASK.sum()) == ("", (3.0,))
     assert _said(lambda rows: summed(rows) / -_MASK.sum()) == ("", (3.0,))
+
+
+@pytest.mark.parametrize(
+    "summed",
+    [
+        lambda rows: rows.norm() ** 2,
+        lambda rows: torch.linalg.vector_norm(rows, 1),
+        lambda rows: torch.dist(rows, torch.zeros(4, dtype=torch.float64)).square(),
+    ],
+)
+def test_a_norm_to_the_power_of_its_order_is_a_sum(summed: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    assert _said(lambda rows: summed(rows - 1)) == ("sum", ())
+    assert _said(lambda rows: summed(rows - 1) / _MASK.sum()) == ("", (3.0,))
+    assert _said(lambda rows: summed((rows - 1) / 4))[0] == ""
+
+
+def test_a_sum_of_one_thing_that_counts_is_one() -> None:
+    assert _said(lambda rows: (rows * (torch.arange(4) == 2)).sum())[0] == "sum"
+
+
+def test_what_python_adds_up_of_a_vector_of_losses_is_a_sum() -> None:
+    def said(loss_of: Callable[[torch.Tensor], Any]) -> str:
+        return _said(loss_of)[0]
+
+    assert said(sum) == said(lambda rows: sum(rows) * 0.5) == said(lambda rows: rows.mean() + sum(rows)) == "sum"
+    assert said(lambda rows: rows.mean() + 0.1 * sum(rows)) == "small"
+    assert said(lambda rows: sum(rows) / 4) == said(lambda rows: 10 * sum(rows) / 4) == ""
+    assert said(lambda rows: sum(rows) * (1 / 4)) == said(lambda rows: sum(rows[i] / 4 for i in range(4))) == ""
+    assert said(lambda rows: sum(rows[:, None].expand(4, 4).mean(0))) == ""  # of four tasks
+
+
+def test_a_product_of_means_is_no_sum_over_samples() -> None:
+    """It goes over features."""
+    ones = torch.ones(4, 1, dtype=torch.float64)
+    outputs = torch.rand(4, 4, dtype=torch.float64, requires_grad=True) * 1.0
+    made = torch_adapter.graph_marks([outputs])
+    assert sums_of_samples(outputs.mean(0, keepdim=True) @ ones, made, 4) == ""
+    assert sums_of_samples(outputs.mean(0) @ ones[:, 0], made, 4) == ""
+    assert sums_of_samples(outputs.square().sum(1) @ ones[:, 0], made, 4) == "sum"
 
 
 def test_losses_that_learned_weights_multiply_are_no_sum_over_samples() -> None:

@@ -118,3 +118,81 @@ def two_terms(ranks_samples: int) -> list[float]:
 def test_a_constant_that_is_how_many_samples_a_rank_has_is_no_count() -> None:
     """The terms of that rank were taken for one: 8.0e-2 off, and silent."""
     assert run_ranks(two_terms, 2, 3)[0] == pytest.approx(two_terms(3), rel=1e-9)
+
+
+def masked_at_first(divided: bool) -> list[float] | str:
+    """Train two steps with a loss of which nothing counts in the first; return the weights, or what was raised."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(8, 6, generator=draw, dtype=torch.float64)
+    mask = torch.arange(8) > 4
+    torch.manual_seed(0)
+    model: Any = nn.Linear(6, 4).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(TensorDataset(x, mask), batch_size=4)
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    for one, kept in loader:
+        optimizer.zero_grad()
+        loss = (model(one).square().sum(1) * kept).sum()
+        try:
+            (loss / kept.sum().clamp(min=1) if divided else loss).backward()
+        except RuntimeError as error:
+            return str(error)
+        optimizer.step()
+    return [w for p in model.parameters() for w in p.detach().flatten().tolist()]
+
+
+def test_a_sum_is_refused_where_nothing_counts_in_the_first_batch() -> None:
+    """It shows nothing, and no other batch was looked at: 5.9e-1 off, and silent."""
+    for said in run_ranks(masked_at_first, 2, False):
+        assert isinstance(said, str)
+        assert "the loss is a sum over samples" in said
+    for weights in run_ranks(masked_at_first, 2, True):
+        assert weights == pytest.approx(masked_at_first(True), rel=1e-9)
+
+
+def weighted_by_one() -> list[float]:
+    """Train three steps with a sum of chosen samples that is divided by all elements, and of which a factor is 1."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(21, 6, generator=draw, dtype=torch.float64)
+    chosen = torch.arange(21) % 7 < 4  # none of a rank's
+    torch.manual_seed(0)
+    model: Any = nn.Linear(6, 4).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(TensorDataset(x, chosen), batch_size=7)
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    for one, some in loader:
+        optimizer.zero_grad()
+        output = model(one)
+        (1.0 * output.square()[some].sum() / output.numel()).backward()
+        optimizer.step()
+    return [w for p in model.parameters() for w in p.detach().flatten().tolist()]
+
+
+def test_a_factor_of_one_is_no_count_of_nothing() -> None:
+    """It was taken for that of a rank of which nothing counts: weights were 7.5e-2 off, and silent."""
+    assert run_ranks(weighted_by_one, 2)[0] == pytest.approx(weighted_by_one(), rel=1e-9)
+
+
+def told_of_sums() -> list[str]:
+    """Return what is told where two of three ranks have a sample, of a sum and of one that is divided by a constant."""
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    said = []
+    for constant in (1, 3):
+        model: Any = nn.Linear(6, 4).double()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            model, optimizer, loader = hocket.distribute(model, optimizer, DataLoader(TensorDataset(x), batch_size=2))
+            for (one,) in loader:
+                total = model(one).square().sum()
+                (total if constant == 1 else total / constant).backward()
+                optimizer.step()
+        said.append(" ".join(str(one.message) for one in told))
+    return said
+
+
+def test_sums_are_told_of_where_ranks_have_one_sample_or_none() -> None:
+    """A rank without samples knew nothing of them, and nothing was told: 6.7e-1 off."""
+    raw, divided = run_ranks(told_of_sums, 3)[0]
+    assert "each rank has one sample" in raw
+    assert "the loss divides by 3 on every rank" in divided

@@ -1,6 +1,7 @@
 """What the graph of automatic differentiation tells of a loss: its terms, and what each of them divides by."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,7 +50,7 @@ class Term:
     @property
     def is_sum(self) -> bool:
         """Whether it is a sum, and no mean."""
-        return self.node is not None and _is_sum(self.node)
+        return self.node is not None and is_sum(self.node)
 
     @property
     def by(self) -> torch.Tensor | None:
@@ -93,7 +94,7 @@ def divisors(
     found = [one for one in counts if one is not None and one >= 0]
     if len(found) < len(parts):
         return ()
-    if len(parts) == 1 and parts[0].divisor is not None and not _is_sum(parts[0].node):
+    if len(parts) == 1 and parts[0].divisor is not None and not is_sum(parts[0].node):
         return (found[0] * abs(float(parts[0].divisor)),)  # a mean of what is masked, divided by that of the mask
     return tuple(found)
 
@@ -128,7 +129,7 @@ def divided_by(loss: torch.Tensor, samples: int | None = None) -> float:
         samples: How many it is of; None if that is not known.
     """
     parts = terms(loss, samples) if loss.grad_fn is not None else []
-    if any(one.node is None or not _is_sum(one.node) or one.divisor is None for one in parts):
+    if any(one.node is None or not is_sum(one.node) or one.divisor is None for one in parts):
         return 0.0
     found = {abs(float(one.divisor)) for one in parts if one.divisor is not None}
     return found.pop() if len(found) == 1 else 0.0
@@ -137,7 +138,7 @@ def divided_by(loss: torch.Tensor, samples: int | None = None) -> float:
 def divides_by_samples(loss: torch.Tensor, samples: int) -> bool:
     """Return whether all terms of a loss are sums that the program divides by `len(batch)`, however many there are."""
     parts = terms(loss, samples) if loss.grad_fn is not None else []
-    known = [one.divisor for one in parts if one.node is not None and _is_sum(one.node) and one.divisor is not None]
+    known = [one.divisor for one in parts if one.node is not None and is_sum(one.node) and one.divisor is not None]
     return len(known) == len(parts) > 0 and all(is_plain(one) and float(one) == samples for one in known)
 
 
@@ -151,10 +152,11 @@ def divisor_of_shares(loss: torch.Tensor, samples: int) -> float:
     return by if shares and math.isclose(sum(factors), 1, rel_tol=1e-5) else 0.0
 
 
-def guarded(loss: torch.Tensor, samples: int | None = None) -> bool | None:
+def guarded(loss: torch.Tensor, samples: int | None = None, *, inverse: bool = False) -> bool | None:
     """Return whether sums of a loss are divided by 1 where there was nothing to count: `sum / count.clamp(min=1)`.
 
-    It may be so: where the loss is divided by its samples, and there is one, it looks the same.
+    It may be so: where the loss is divided by its samples, and there is one, it looks the same. With `inverse` a factor
+    of 1 beside a divisor is one divided by a count, too: `sum / 2 * (1 / max(1, count))`.
 
     Returns:
         None where there may have been one thing to count.
@@ -162,8 +164,8 @@ def guarded(loss: torch.Tensor, samples: int | None = None) -> bool | None:
     if loss.grad_fn is None:
         return False
     parts = terms(loss, samples)
-    sums = [one for one in parts if one.node and _is_sum(one.node) and one.factor]
-    ones = [(one.node, one.by) for one in sums if one.by is not None and _divides_by_one(one, samples)]
+    sums = [one for one in parts if one.node and is_sum(one.node) and one.factor]
+    ones = [(one.node, one.by) for one in sums if one.by is not None and _divides_by_one(one, samples, inverse)]
     told: dict[int, set[bool | None]] = {}  # by where the divisor is: terms that share it count the same
     for node, by in ones:
         told.setdefault(by.data_ptr(), set()).add(_is_of_nothing(node) or _counts_nothing(node))
@@ -174,10 +176,11 @@ def guarded(loss: torch.Tensor, samples: int | None = None) -> bool | None:
     return True if all(found) and not any(others) else None
 
 
-def _divides_by_one(term: Term, samples: int | None) -> bool:
+def _divides_by_one(term: Term, samples: int | None, inverse: bool) -> bool:
     """Return whether 1 is what a sum is divided by, or one of such numbers where nothing counts."""
     if term.divisor is not None:
-        alone, one = abs(float(term.divisor)) == 1, term.by_one or (term.counts_whole and 1 in term.wholes)
+        alone = abs(float(term.divisor)) == 1
+        one = term.by_one or (inverse and term.counts_whole and 1 in term.wholes)
     else:
         alone, one = set(term.wholes) == {1}, 1 in term.wholes and samples not in term.wholes
     return alone or (one and bool(_is_of_nothing(term.node) or _counts_nothing(term.node)))
@@ -235,7 +238,7 @@ def _count(term: Term, samples: int | None, *, inverse: bool = False) -> float |
     node = term.node
     if node is None:
         return None
-    if _is_sum(node):
+    if is_sum(node):
         by = term.by if inverse or term.divisor is not None else None
         if by is None or (term.divisor is None and not term.factor):
             return _SUM if term.factor else 0.0  # `output.sum() * 0`, where a part has nothing that counts
@@ -252,8 +255,24 @@ def _count(term: Term, samples: int | None, *, inverse: bool = False) -> float |
     return None
 
 
-def _is_sum(node: Any) -> bool:
-    return getattr(node, "_saved_reduction", None) == 2 or node.name() in SUMS or node.name() in _PRODUCTS
+def is_sum(node: Any) -> bool:
+    """Return whether an operator that gives a scalar adds up what it goes over, or products or powers of that."""
+    known = getattr(node, "_saved_reduction", None) == 2 or node.name() in (*SUMS, *_PRODUCTS)
+    return known or _is_power_of_norm(node)
+
+
+def _is_power_of_norm(node: Any) -> bool:
+    """Return whether a scalar is a norm to the power of its order: `(output - target).norm() ** 2`, `x.norm(1)`."""
+    power = node.name() == "PowBackward0"
+    exponent, norm = (node._saved_exponent, node.next_functions[0][0]) if power else (1, node)
+    kind = "" if norm is None else kind_of(norm)
+    if kind not in ("LinalgVectorNorm", "Dist") or _size(norm) > 1:
+        return False
+    below = norm.next_functions[0][0]
+    scale = _scaled(below)[0] if below is not None and kind_of(below) in ("Mul", "Div") else None
+    return bool((norm._saved_p if kind == "Dist" else norm._saved_ord) == exponent) and (
+        scale is None or scale.numel() > 1
+    )
 
 
 def terms(loss: torch.Tensor, samples: int | None = None) -> list[Term]:
@@ -271,7 +290,8 @@ def terms(loss: torch.Tensor, samples: int | None = None) -> list[Term]:
         node, kind = term.node, kind_of(term.node)
         below = [one for one, _ in node.next_functions if one is not None]
         by, scaled = _scaled(node) if kind in ("Mul", "Div") else (None, None)
-        if kind in ("Add", "Sub") or (kind in (*SAME_VALUES, _OVER_RANKS) and len(below) == 1):
+        same = kind in (*SAME_VALUES, _OVER_RANKS) or (kind == "Select" and _is_of_product(below))
+        if kind in ("Add", "Sub") or (same and len(below) == 1):
             todo += [replace(term, node=one) for one in reversed(below)]
         elif scalar := _of_scalar(node, samples):
             todo.append(replace(term, node=scalar))
@@ -355,6 +375,14 @@ def _scaled(node: Any) -> tuple[torch.Tensor | None, Any]:
     return (None, None) if by is None else (torch.as_tensor(by).detach(), rest)
 
 
+def _is_of_product(below: Sequence[Any]) -> bool:
+    """Return whether a value is that of a product of one element: `(losses[None] @ mask)[0]`."""
+    one = below[0]
+    while kind_of(one) == "Select" and one.next_functions[0][0] is not None:
+        one = one.next_functions[0][0]
+    return one.name() in _PRODUCTS and _size(one) == 1
+
+
 def _parts(node: Any, samples: int | None) -> list[tuple[Any, float, torch.Tensor | None]]:
     """Return what a sum or mean goes over, if that was put together or is of all samples, with factors and divisors."""
     kind, size = kind_of(node), _elements(node)
@@ -428,7 +456,8 @@ def _dotted(node: Any) -> tuple[torch.Tensor | None, Any]:
     """Return what a product of vectors multiplies with, and the other; None where both have a gradient."""
     first, second = (one for one, _ in node.next_functions)
     if first is None or second is None:
-        return (node._saved_self, second) if first is None else (node._saved_tensor, first)
+        other = "_saved_other" if kind_of(node) == "Vdot" else "_saved_tensor"
+        return (node._saved_self, second) if first is None else (getattr(node, other), first)
     return None, None
 
 
@@ -441,7 +470,10 @@ def sizes_of(node: Any) -> tuple[int, ...]:
     """Return the shape of what an operator goes over, as far as it is known; of a product that of either factor."""
     sizes = getattr(node, "_saved_self_sym_sizes", None)
     if sizes is None:
-        found = (getattr(node, name, None) for name in ("_saved_self", "_saved_other", "_saved_tensor", "_saved_mat2"))
+        found = (
+            getattr(node, name, None)
+            for name in ("_saved_self", "_saved_other", "_saved_tensor", "_saved_mat2", "_saved_vec")
+        )
         sizes = next((one.shape for one in found if isinstance(one, torch.Tensor)), ())
     return tuple(sizes)
 
@@ -496,7 +528,7 @@ def is_one_by_one(loss: torch.Tensor, samples: int) -> bool:
     if len(found) < samples:
         return False
     known = [one for one in found if one.node]
-    quotients = [one for one in known if one.again or not _is_sum(one.node)]
+    quotients = [one for one in known if one.again or not is_sum(one.node)]
     return any(is_of_one(one.node, samples) for one in known) or any(_is_taken(one.node, samples) for one in quotients)
 
 

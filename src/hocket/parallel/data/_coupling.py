@@ -15,12 +15,12 @@ from hocket.comm import torch_adapter
 
 from ..batches import (
     SAME_VALUES,
-    SUMS,
     Term,
     is_empty,
     is_of_one,
     is_one_by_one,
     is_plain,
+    is_sum,
     is_zeroed,
     kind_of,
     sizes_of,
@@ -28,7 +28,7 @@ from ..batches import (
     terms,
 )
 
-_DOTS = ("Dot", "Vdot", "Bmm")  # the last is what einsum makes of a sum of all products
+_DOTS = ("Dot", "Vdot", "Mv", "Mm", "Bmm")  # the last is what einsum makes of a sum of all products
 _FAR = 16  # operators below one that are looked at
 _OPERATORS, _FEW, _OFTEN = 256, 64, 3
 """Of the form of a loss: most operators that are looked at, of a loss that a model gives alone, and of a kind."""
@@ -242,28 +242,43 @@ def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal
     """
     small: Literal["", "small"] = ""
     singles = 0.0
+    taken = list[Term]()
     for term in _terms(loss, samples):
         node, factor, divisor = term.node, term.factor, term.divisor
-        if not _is_sum(node):
+        if not is_sum(node):
             singles += term.scale if torch_adapter.reaches(node, made) and is_of_one(node, samples) else 0.0
+            taken += [term] if takes_one(node, samples) else []
             continue
         features = kind_of(node) in _DOTS and math.prod(sizes_of(node)) % max(1, samples)
         if divisor is not None or features or is_empty(node) or not torch_adapter.reaches(node, made):
             continue
         if samples > 1 and _adds_up_means(node, made, samples):
             continue
-        if kind_of(node) == "Bmm" and any(_has_mean(one, made, samples) for one, _ in node.next_functions if one):
+        if kind_of(node) in _DOTS and any(_has_mean(one, made, samples) for one, _ in node.next_functions if one):
             continue  # `einsum("c,c->", output.mean(0), weights)` goes over features
         if factor * samples <= 1.001:
             means = (samples, math.prod(sizes_of(node)))
             small = small if any(abs(factor * one - 1) < 1e-3 for one in means) else "small"
             continue
         weights = _weights(node)
-        if weights is None or abs(weights.sum() - 1) > 1e-3:
+        if weights is None or not weights.is_floating_point() or abs(weights.sum() - 1) > 1e-3:  # or a mask
             return "sum"
         if weights.max() - weights.min() > 1e-3 * weights.max():
             return "weights"
+    if taken and _takes_each(taken, made, samples):
+        factor = min(one.factor for one in taken)
+        if factor == 1 or (taken[0].counts_whole and factor * samples > 1.001):
+            return "sum"
+        small = small if factor * samples > 0.999 else "small"
     return "sum" if singles > 1.001 and abs(singles - samples) < 1e-3 * samples else small
+
+
+def _takes_each(taken: Sequence[Term], made: set[int], samples: int) -> bool:
+    """Return whether terms are all of a vector that has a loss for each sample, as of Python's `sum(losses)`."""
+    if samples < 2 or len(taken) % samples or any(one.divisor is not None for one in taken):
+        return False
+    vectors = {below for one in taken for below, _ in one.node.next_functions if below is not None}
+    return all(torch_adapter.reaches(one, made) and not _has_mean(one, made, samples) for one in vectors)
 
 
 def _adds_up_means(node: Any, made: set[int], samples: int) -> bool:
@@ -281,7 +296,7 @@ def _adds_up_means(node: Any, made: set[int], samples: int) -> bool:
         single = math.prod(torch_adapter.result_sizes(node)) == 1
         if single and (kind_of(node) == "Mean" or _reduction(node) == 1) and not is_of_one(node, samples):
             continue
-        if single and kind_of(node) == "Div" and _is_sum(below[0]):
+        if single and kind_of(node) == "Div" and is_sum(below[0]):
             continue
         if node._sequence_nr() in made or (single and any(math.prod(torch_adapter.result_sizes(o)) > 1 for o in below)):
             return False
@@ -381,7 +396,7 @@ def constant_divisors(loss: torch.Tensor, samples: int, total: int) -> set[float
     """
     found = set()
     for one in _terms(loss, samples):
-        divisor = one.divisor if samples and _is_sum(one.node) else None
+        divisor = one.divisor if samples and is_sum(one.node) else None
         by = 0.0 if divisor is None or not is_plain(divisor) else abs(float(divisor))
         if by % max(1, samples) and (one.again or one.counts_whole):  # by a constant and a count, neither of samples
             by = 1 / one.scale
@@ -390,10 +405,6 @@ def constant_divisors(loss: torch.Tensor, samples: int, total: int) -> set[float
             of_features = elements % by == 0 if elements % samples == 0 else True
             found |= {by} if by != elements and (by == total or by % samples or not of_features) else set()
     return found
-
-
-def _is_sum(node: Any) -> bool:
-    return node.name() in SUMS or kind_of(node) == "Bmm" or _reduction(node) == 2
 
 
 def _terms(loss: torch.Tensor, samples: int) -> Iterator[Term]:
@@ -419,5 +430,8 @@ def _factor(node: Any) -> torch.Tensor | None:
     """Return the factor of a product that has no gradient."""
     if all(one is not None for one, _ in node.next_functions):
         return None
-    found = (getattr(node, name, None) for name in ("_saved_other", "_saved_tensor", "_saved_mat2", "_saved_self"))
+    found = (
+        getattr(node, name, None)
+        for name in ("_saved_other", "_saved_tensor", "_saved_mat2", "_saved_vec", "_saved_self")
+    )
     return next((one.detach() for one in found if isinstance(one, torch.Tensor) and one.numel() > 1), None)

@@ -7,7 +7,7 @@ import torch
 
 from hocket._program import warn
 
-from ..batches import BatchShard, divisors
+from ..batches import BatchShard, divisors, is_empty
 from ..mesh import World
 from ._apart import PADDED, Apart
 from ._coupling import (
@@ -51,6 +51,8 @@ class FirstLoss(NamedTuple):
     """The length to which samples are padded; 0 where that is not known."""
     blind: bool
     """Whether there is one sample, so that nothing shows whether samples meet."""
+    empty: bool
+    """Whether nothing counts in it, so that it does not show what it is."""
 
 
 def first_loss(
@@ -87,14 +89,15 @@ def first_loss(
         padded=padded,
         length=0 if apart is None else apart.length,
         blind=looked and samples == 1 and (not divisors(loss, samples) or bends_one(loss, made)),
+        empty=not samples or (single and (loss.grad_fn is None or is_empty(loss.grad_fn))),
     )
 
 
-def check_first(mine: FirstLoss, share: BatchShard, world: World) -> bool:
+def check_first(mine: FirstLoss, share: BatchShard, world: World) -> tuple[bool, bool]:
     """Refuse losses that no weights of ranks make that of one device; a collective operation.
 
     Returns:
-        Whether some rank's loss gathers.
+        Whether some rank's loss gathers, and whether nothing counts on any rank.
 
     Raises:
         RuntimeError: samples meet in it, or it is a sum; on every rank alike.
@@ -103,7 +106,7 @@ def check_first(mine: FirstLoss, share: BatchShard, world: World) -> bool:
     _refuse(everyone)
     if not world.rank:
         _tell(everyone, share)
-    return any(one.gathers for one in everyone)
+    return any(one.gathers for one in everyone), all(one.empty for one in everyone)
 
 
 def _refuse(everyone: Sequence[FirstLoss]) -> None:
@@ -159,7 +162,8 @@ def _refuse(everyone: Sequence[FirstLoss]) -> None:
 
 
 def _tell(everyone: Sequence[FirstLoss], share: BatchShard) -> None:
-    if all(one.blind for one in everyone):
+    shown = share.total > share.world or not all(one.blind or one.empty for one in everyone)
+    if not shown and any(one.blind for one in everyone):
         warn(
             "each rank has one sample of the batch, so that nothing shows whether samples meet in the loss, which "
             "is none of the usual means (a root, norm or logarithm of a mean, or a dice of the whole batch, is not "

@@ -280,8 +280,8 @@ class LoopObserver:
             return None
         if self._outputs is not None and (self._outputs or not self.looked):
             first = first_loss(root, self._outputs, self._kept, made, note.share, self.apart)
-            self._losses.check_first(first, note.share)
-            self._outputs, self._kept, self.looked = None, [], True
+            empty = self._losses.check_first(first, note.share)
+            self._outputs, self._kept, self.looked = deque(maxlen=4) if empty else None, [], True
         if self._looks:
             self._looks -= 1
             self._losses.check_exchanged(root, _exchanged, note.share, stated=note.stated)

@@ -27,6 +27,8 @@ class LossSigns(NamedTuple):
     """Not 0 where the rank goes through its batch in parts that are not as those of one device."""
     guard: bool | None
     """Whether a divisor of 1 stands for nothing, unless the loss divides by samples; None if that is not known."""
+    inverse_guard: bool | None
+    """The same of a factor that is one divided by a count."""
     by_samples: bool
     """Whether it may be divided by the number of samples."""
     inverse_by_samples: bool

@@ -111,7 +111,7 @@ class LossWeights:
         wrong += self._parts.add(note, part, scales[0] if scales else 0.0, samples)
         self._looked_at += not 0 < part < 1
         each = (*terms, *(divisors(loss, samples, once=True) if terms and not shares and not more else ()))
-        guard = samples > 0 and bool(terms or inverse) and guarded(loss, samples)
+        looks = samples > 0 and bool(terms or inverse)
         self._otherwise |= otherwise
         hidden = single and samples > 0 and not terms and torch_adapter.is_compiled(loss)
         signs = LossSigns(
@@ -121,7 +121,8 @@ class LossWeights:
             samples=samples,
             scales=scales,
             wrong=wrong,
-            guard=guard,
+            guard=looks and guarded(loss, samples),
+            inverse_guard=looks and guarded(loss, samples, inverse=True),
             by_samples=samples in each,
             inverse_by_samples=bool(inverse) and samples in (*inverse, *wholes(loss, samples)),
             hidden=hidden,
@@ -211,10 +212,15 @@ class LossWeights:
         self._forms.add(form)
         return new
 
-    def check_first(self, first: FirstLoss, share: BatchShard) -> None:
-        """Refuse a loss of the first batch that no weights of ranks make that of one device; see `check_first`."""
+    def check_first(self, first: FirstLoss, share: BatchShard) -> bool:
+        """Refuse a loss of the first batch that no weights of ranks make that of one device; see `check_first`.
+
+        Returns:
+            Whether nothing counts on any rank, so that the next loss is to be looked at.
+        """
         self._by_passes = first.by_passes
-        self._gathered = check_first(first, share, self._world)
+        self._gathered, empty = check_first(first, share, self._world)
+        return empty
 
     def check_exchanged(
         self, loss: torch.Tensor, exchanged: ExchangedSamples, share: BatchShard, *, stated: bool
@@ -227,20 +233,22 @@ class LossWeights:
             RuntimeError: a statistic of the batch is in it, or a count to which something is added, or what the loop
                 keeps; on every rank alike.
         """
-        mine, samples, constants = (0.0, *[False] * 7), share.samples, set[float]()
+        mine, samples = (0.0, *[False] * 7), share.samples
+        constants: set[float] | None = set() if samples else None  # then it is not known what one divides by
         ratio, besides = 0.0, tuple[float, ...]()
         if loss.numel() == 1:
             now, later = exchanged.guards(loss, samples, self._world.size)
             off = 0.0 if now or later or self._by_passes else exchanged.meet(loss, samples, stated=stated)
             if not exchanged.communicates and not self._by_passes:
                 ratio, besides = exchanged.sizes.off(loss, samples), exchanged.sizes.besides(loss, samples)
-            constants = constant_divisors(loss, samples, share.total)
-            mine = off, exchanged.mixes, now, later, *exchanged.taken(constants), exchanged.placed, exchanged.normalised
+            constants = constant_divisors(loss, samples, share.total) if samples else None
+            taken = exchanged.taken(constants or ())
+            mine = off, exchanged.mixes, now, later, *taken, exchanged.placed, exchanged.normalised
         exchanged.mixes = False
         everyone = self._world.from_all((mine, constants, exchanged.kept.of(loss), besides))
         findings = zip(*(one for one, *_ in everyone), strict=True)
         off, mixes, now, later, counted, other, placed, normalised = (max(some) for some in findings)
-        constants = set.intersection(*(one for _, one, *_ in everyone))
+        constants = set.intersection(*(one for _, one, *_ in everyone if one is not None))
         sizes = [some for _, _, some, _ in everyone]
         if differs := unlike(sizes, kept=True):
             raise RuntimeError(KEPT_APART.format(differs))
@@ -351,7 +359,8 @@ class LossWeights:
             RuntimeError: no one weight is right for all terms, or parts are wrong; on every rank alike.
         """
         counts, inverse = mine.counts(mine.terms), mine.counts(mine.inverse)
-        guarded, guarded_inverse = counts * bool(mine.guard), inverse * bool(mine.guard)  # they may stand for nothing
+        guard = mine.guard
+        guarded, guarded_inverse = counts * bool(guard), inverse * bool(mine.inverse_guard)  # may stand for nothing
         off = mine.counting and not mine.by_samples
         sums = self._sums(
             {
@@ -359,7 +368,8 @@ class LossWeights:
                 "guarded counts": guarded,
                 "inverse counts": inverse - guarded_inverse,
                 "guarded inverse counts": guarded_inverse,
-                "guards": [mine.guard is True, mine.guard is None, off],
+                "guards": [guard is True, guard is None, off],
+                "inverse guards": [mine.inverse_guard is True, mine.inverse_guard is None],
                 "inverse": [any(mine.inverse) and not mine.inverse_by_samples, bool(mine.inverse) > any(mine.inverse)],
                 "listed": [mine.more > 0, mine.more],
                 "hidden": [mine.hidden, self._otherwise],
@@ -385,6 +395,7 @@ class LossWeights:
         by_other_inverses, nothing = sums["inverse"].tolist()
         if self._takes_inverse(found, others, by_others, nothing=nothing > 0):
             by_others, counts, sums["counts"] = by_other_inverses, inverse, sums["inverse counts"]
+            guard, (guarding, unsure) = mine.inverse_guard, sums["inverse guards"].tolist()
             found = everything = TermCounts(sums["counts"] + sums["guarded inverse counts"])
         all_known = everything.known == self._world.size
         self._counts |= by_others > 0 and all_known
@@ -418,7 +429,7 @@ class LossWeights:
                 'is right. Say loss_reduction="sum", and divide each sum by hocket.total(count)'
             )
         # What ranks of which nothing counts have divided by 1 is divided by what counts on others, if anything does.
-        guards = (count or 1.0) if guarding and mine.guard else 0.0
+        guards = (count or 1.0) if guarding and guard else 0.0
         weight = (guards or count) / (total or guards or 1.0) * self._world.size
         return 1.0 if abs(weight - 1.0) < 1e-12 else weight
 
