@@ -451,3 +451,27 @@ def test_parts_that_are_written_to_are_told_of_and_replaced_parameters_refused(n
     assert all(("'2'" if name == "pipeline" else "'2.weight'") in one for one in errors)
     if name == "data":
         run_ranks(_what_is_said, 1, name)
+
+
+def _late_hooks(name: str) -> list[str]:
+    """Return what is said of hooks on gradients that the program registers once a step is made."""
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, PLANS[name], sample=X)
+    trainer.step((X, Y))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.step((X, Y))
+        for one in model.parameters():
+            one.register_hook(lambda gradient: gradient / (gradient.norm() + 1e-3))
+        for _ in range(2):
+            trainer.step((X, Y))
+    return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize("name", ["data", "tensor", "pipeline"])
+def test_hooks_that_see_parts_of_gradients_are_told_of_when_they_come_late(name: str) -> None:
+    warned, others = run_ranks(_late_hooks, 2, name)
+    assert len(warned) == (name != "data")
+    assert not others
+    assert all("'0.weight', which by this plan sees" in one for one in warned)

@@ -14,6 +14,7 @@ from ._claim import Claim
 from ._composition import Composition
 from ._outside import (
     ChangedModel,
+    LateHooks,
     OtherParameters,
     WrittenParts,
     check_step_hooks,
@@ -56,7 +57,8 @@ class Watches:
         own_groups = staged or (divided and data.size > 1)
         self._others = OtherParameters(composition.model, optimizer, own_groups=own_groups)
         self._changed = ChangedModel(model, staged=staged)
-        self._written = WrittenParts({} if world.rank or plan.priority else composition.parts())
+        parts = {} if world.rank or plan.priority else composition.parts()
+        self._written, self._late = WrittenParts(parts), LateHooks(parts, staged=staged)
         self._hooked = not composition.local or plan.priority
         self._marks: ReplicaMarks | None = None
         relaxed = plan.synchronisation != "every_step"
@@ -133,6 +135,7 @@ class Watches:
         self._claim.check()
         self._others.check()
         self._written.check()
+        self._late.check()
         if self._hooked:
             check_step_hooks(self._optimizer)
 
