@@ -12,6 +12,7 @@ from ..data import ReplicaMarks
 from ._between import BetweenCalls, LossReadings
 from ._claim import Claim
 from ._composition import Composition
+from ._gradient_parts import MarkedGradients
 from ._outside import (
     ChangedModel,
     LateHooks,
@@ -59,6 +60,10 @@ class Watches:
         self._changed = ChangedModel(model, staged=staged)
         parts = {} if world.rank or plan.priority else composition.parts()
         self._written, self._late = WrittenParts(parts), LateHooks(parts, staged=staged)
+        whole_shapes = {name: shape for name, (shape, *_) in composition.outline.tensors.items()}
+        self._gradients = MarkedGradients(
+            p for name, p in parts.items() if p.numel() and tuple(p.shape) != whole_shapes.get(name, tuple(p.shape))
+        )
         self._hooked = not composition.local or plan.priority
         self._marks: ReplicaMarks | None = None
         relaxed = plan.synchronisation != "every_step"
@@ -127,6 +132,7 @@ class Watches:
 
     def check_step(self) -> None:
         """Raise an error if model, optimizer or weights are not as the last step has left them; collective."""
+        self._gradients.clear()
         self.check_model()
         if self._marks is not None:
             self._marks.compare(self._composition.mesh.whole)
@@ -142,3 +148,4 @@ class Watches:
     def note_written(self) -> None:
         """Take the weights as they are now: the Trainer itself has written them."""
         self._written.note()
+        self._gradients.mark()
