@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -451,3 +452,57 @@ def test_parts_that_are_written_to_are_told_of_and_replaced_parameters_refused(n
     assert all(("'2'" if name == "pipeline" else "'2.weight'") in one for one in errors)
     if name == "data":
         run_ranks(_what_is_said, 1, name)
+
+
+def _late_hooks(name: str) -> list[str]:
+    """Return what is said of hooks on gradients that the program registers once a step is made."""
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, PLANS[name], sample=X)
+    trainer.step((X, Y))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.step((X, Y))
+        for one in model.parameters():
+            one.register_hook(lambda gradient: gradient / (gradient.norm() + 1e-3))
+        for _ in range(2):
+            trainer.step((X, Y))
+    return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize("name", ["data", "tensor", "pipeline"])
+def test_hooks_that_see_parts_of_gradients_are_told_of_when_they_come_late(name: str) -> None:
+    warned, others = run_ranks(_late_hooks, 2, name)
+    assert len(warned) == (name != "data")
+    assert not others
+    assert all("'0.weight', which by this plan sees" in one for one in warned)
+
+
+def _numbers_of_gradients(name: str) -> tuple[list[str], list[float], list[float], bool]:
+    """Return what is said of norms that are read after a step, the losses with reading and without, and the types."""
+    losses: list[list[float]] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for reads in (True, False):
+            model = _model()
+            optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+            trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, PLANS[name], sample=X)
+            losses.append([])
+            for _ in range(3):
+                losses[-1].append(float(trainer.step((X, Y))))
+                gradients = [one.grad for one in model.parameters() if one.grad is not None]
+                kept = pickle.loads(pickle.dumps([*copy.deepcopy(gradients), *(one.clone() for one in gradients)]))
+                if reads:
+                    _ = [float(one.data.norm(2)) for one in gradients]
+                    nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+    return [str(one.message) for one in caught], *losses, all(type(one) is torch.Tensor for one in kept)
+
+
+@pytest.mark.parametrize("name", ["data", "tensor"])
+def test_norms_of_gradients_of_which_a_rank_has_a_part_are_told_of(name: str) -> None:
+    (warned, *losses, plain), (others, *_) = run_ranks(_numbers_of_gradients, 2, name)
+    assert losses[0] == losses[1]
+    assert plain
+    assert len(warned) == (2 if name == "tensor" else 0)  # one for each line
+    assert not others
+    assert all("of a gradient of which this rank has a part alone" in one for one in warned)

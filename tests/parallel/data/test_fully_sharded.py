@@ -477,3 +477,26 @@ def test_blocks_that_some_ranks_do_not_use_are_refused() -> None:
     for rank in run_ranks(of_other_blocks, 2):
         for said in rank:
             assert "ranks go through blocks of the model in different orders, or through different blocks" in said
+
+
+def numbers_read(plan: Plan | None) -> list[float]:
+    """Norms of gradients, and numbers of weights, as a program logs them after a step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3), nn.Linear(3, 1)).double()
+    x, y = torch.randn(8, 4).double(), torch.randn(8, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    if plan is None:
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+    else:
+        hocket.Trainer(model, F.mse_loss, optimizer, plan).step((x, y))
+    found = [float(p.grad.norm()) for p in model.parameters() if p.grad is not None]
+    found += [p.mean().item() for p in model.parameters()]
+    first = model[0].weight
+    return [*found, first.std().item(), first.abs().max().item(), model[3].bias.item()]
+
+
+def test_numbers_that_are_read_of_weights_and_gradients_are_the_wholes() -> None:
+    expected = numbers_read(None)
+    for rank in run_ranks(numbers_read, 2, Plan(shard="parameters")):
+        assert rank == pytest.approx(expected, rel=1e-12)

@@ -37,6 +37,7 @@ from ._groups import (
     let_reducers_keep_works,
     process_group_gloo,
     process_group_nccl,
+    read_whole_numbers,
     reduce_scatter_single,
     replace_rendezvous,
     wait_for,
@@ -64,7 +65,7 @@ __all__ = [
     "foreach_copy", "function_mode", "gathered_by_program", "graph_marks", "hearing_collectives", "in_backward",
     "in_transform", "is_compiled", "is_dtensor", "leaves", "let_reducers_keep_works", "met", "orthogonalize",
     "outside_compiler", "outside_inference_mode", "pays_low_rank", "process_group_gloo", "process_group_nccl",
-    "queue_callback", "reaches", "readers", "reduce_scatter_single", "reduced", "replace_rendezvous",
-    "restoring_blocks", "result_sizes", "steps_of", "sums_over_ranks", "uncompiled", "uncounted", "unsaved", "unseen",
-    "wait_for", "without_collectives",
+    "queue_callback", "reaches", "read_whole_numbers", "readers", "reduce_scatter_single", "reduced",
+    "replace_rendezvous", "restoring_blocks", "result_sizes", "steps_of", "sums_over_ranks", "uncompiled",
+    "uncounted", "unsaved", "unseen", "wait_for", "without_collectives",
 ]  # fmt: skip

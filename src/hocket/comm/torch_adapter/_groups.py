@@ -86,6 +86,25 @@ def is_dtensor(tensor: torch.Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def read_whole_numbers() -> None:
+    """Have a DTensor of one element that is read as a number (`item`, `float`) give the whole's, as a collective.
+
+    torch gives what this rank holds: its part of a sum, a norm or a maximum.
+    """
+    module: Any = importlib.import_module("torch.distributed.tensor")
+    handlers = getattr(getattr(module.DTensor, "_op_dispatcher", None), "_custom_op_handlers", None)
+    if handlers is None:  # a torch that does so otherwise
+        return
+
+    def read(_: Any, args: Any, __: Any) -> Any:
+        (number,) = args
+        divided = not all(one.is_replicate() for one in number.placements)
+        with torch.no_grad():
+            return (number.full_tensor() if divided else number.to_local()).item()
+
+    handlers[torch.ops.aten._local_scalar_dense.default] = read
+
+
 def replace_rendezvous(scheme: str, handler: Callable[..., Any]) -> None:
     """Have `handler` find the ranks for URLs of this scheme; it gets torch's own handler before the URL."""
     handlers: Any = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers

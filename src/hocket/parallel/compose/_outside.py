@@ -13,7 +13,7 @@ import torch
 from hocket._program import warn
 from hocket.comm import torch_adapter
 
-from ..data import gathered
+from ..data import gathered, has_own_hooks
 from ..mesh import World
 from ..pipeline import SplitError, followed
 from ..state.checkpoint import PART
@@ -282,6 +282,32 @@ class WrittenParts:
                 )
                 self._parts = []
                 return
+
+
+class LateHooks:
+    """Notices hooks on gradients that came after the Trainer was made, which refuses those that were there before.
+
+    Args:
+        parts: The parameters that not every rank holds whole, by name.
+        staged: Whether they are in stages of a pipeline.
+    """
+
+    def __init__(self, parts: Mapping[str, torch.nn.Parameter], *, staged: bool) -> None:
+        self._parts, self._staged = dict(parts), staged
+
+    def check(self) -> None:
+        """Warn of the first."""
+        name = next((name for name, p in self._parts.items() if has_own_hooks(p)), None)
+        if name is None:
+            return
+        self._parts = {}
+        seen = "a micro-batch's gradient, or the sum of those before" if self._staged else "of this rank's part alone"
+        right = "What is linear" if self._staged else "What it does element by element (clamp)"
+        warn(
+            f"the program has a hook on the gradient of parameter {name!r}, which by this plan sees {seen}. {right} is "
+            "what one process does; norms, and what is done by them, are not: do it in the optimizer, or take a plan "
+            "of data parallelism alone. With clip_norm in the plan, trainer.grad_norm is the norm of all",
+        )
 
 
 def _state(parameter: torch.nn.Parameter) -> tuple[int, int]:

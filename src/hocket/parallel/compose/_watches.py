@@ -12,8 +12,10 @@ from ..data import ReplicaMarks
 from ._between import BetweenCalls, LossReadings
 from ._claim import Claim
 from ._composition import Composition
+from ._gradient_parts import MarkedGradients
 from ._outside import (
     ChangedModel,
+    LateHooks,
     OtherParameters,
     WrittenParts,
     check_step_hooks,
@@ -56,7 +58,12 @@ class Watches:
         own_groups = staged or (divided and data.size > 1)
         self._others = OtherParameters(composition.model, optimizer, own_groups=own_groups)
         self._changed = ChangedModel(model, staged=staged)
-        self._written = WrittenParts({} if world.rank or plan.priority else composition.parts())
+        parts = {} if world.rank or plan.priority else composition.parts()
+        self._written, self._late = WrittenParts(parts), LateHooks(parts, staged=staged)
+        whole_shapes = {name: shape for name, (shape, *_) in composition.outline.tensors.items()}
+        self._gradients = MarkedGradients(
+            p for name, p in parts.items() if p.numel() and tuple(p.shape) != whole_shapes.get(name, tuple(p.shape))
+        )
         self._hooked = not composition.local or plan.priority
         self._marks: ReplicaMarks | None = None
         relaxed = plan.synchronisation != "every_step"
@@ -125,6 +132,7 @@ class Watches:
 
     def check_step(self) -> None:
         """Raise an error if model, optimizer or weights are not as the last step has left them; collective."""
+        self._gradients.clear()
         self.check_model()
         if self._marks is not None:
             self._marks.compare(self._composition.mesh.whole)
@@ -133,9 +141,11 @@ class Watches:
         self._claim.check()
         self._others.check()
         self._written.check()
+        self._late.check()
         if self._hooked:
             check_step_hooks(self._optimizer)
 
     def note_written(self) -> None:
         """Take the weights as they are now: the Trainer itself has written them."""
         self._written.note()
+        self._gradients.mark()

@@ -11,6 +11,7 @@ from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.distributed.device_mesh import DeviceMesh
 
 from hocket import comm
+from hocket.comm import torch_adapter
 
 from ..batches import mapped
 from ..mesh import World
@@ -53,6 +54,7 @@ class FullySharded(ShardingStrategy):
     ) -> None:
         from torch.distributed.fsdp import fully_shard  # lazy: it loads DTensor and sympy
 
+        torch_adapter.read_whole_numbers()
         super().__init__()
         self._sharded: list[tuple[torch.nn.Parameter, Owned]] = []
         self._gathered: list[tuple[Any, str]] = []  # FSDP2's parameters, with the model's names
