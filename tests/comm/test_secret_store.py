@@ -1,6 +1,7 @@
 """The store of several hosts: what it does, and that it does nothing for strangers."""
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -142,6 +143,33 @@ def test_a_rank_that_is_cut_off_from_its_store_waits_no_longer_than_its_time_out
         store.wait(["never"], timedelta(seconds=0.1))
     assert set(most_ms) == {70_000}
     assert _gives_up_after_ms(secret_store._kept[-1]) == 0  # a link may be cut for long where nothing is asked
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.EHOSTUNREACH, "No route to host; that host does not answer"),
+        (errno.ECONNRESET, "rank 0, has ended"),
+    ],
+)
+def test_who_cannot_reach_the_store_is_told_what_to_look_at(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch, number: int, said: str
+) -> None:
+    store = joined(server)
+
+    def fail(*_: object) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(store, "_received", fail)
+    with pytest.raises(dist.DistNetworkError, match=f"at 127.0.0.1:{server.port} cannot be reached: .*{said}"):
+        store.set("a", "1")
+
+
+def test_a_rank_whose_store_is_not_there_is_told_where_to_look() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port = one.getsockname()[1]
+    with pytest.raises(ConnectionError, match=f"nobody answers at 127.0.0.1:{port} .*refused.* see whether rank 0"):
+        SecretStore("127.0.0.1", port, SECRET, 0.1)
 
 
 def _gives_up_after_ms(store: SecretStore) -> int:

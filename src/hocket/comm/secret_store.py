@@ -6,6 +6,7 @@ the aggregator. Its frames are lengths and bytes; nothing in them is ever unpick
 
 import asyncio
 import contextlib
+import errno
 import hmac
 import secrets
 import socket
@@ -24,6 +25,9 @@ _PROVE_S: Final = 10.0
 _STRANGERS: Final = 256  # connections at once that have not proved themselves; the next takes the oldest one's place
 _REFUSALS: Final = 5  # after so many a client believes that the secrets differ
 _MOST_NBYTES: Final = 1 << 28
+_CUT: Final = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.ETIMEDOUT}
+_IF_CUT: Final = "that host does not answer: look whether it runs, and at the network between (`hocket doctor`)"
+_IF_ENDED: Final = "the launcher there, or rank 0, has ended, and says why"
 _kept: list[Any] = []  # torch's C++ calls stores that Python may have forgotten
 
 
@@ -245,7 +249,8 @@ class SecretStore(torch_adapter.Store):  # type: ignore[misc]
                 said, *values = _unpacked(self._received(size))
                 give_up_after(self._socket, None)
         except OSError as error:
-            raise torch_adapter.DistNetworkError(f"the store at {self._where} cannot be reached: {error}") from None
+            why = f"{error}; {_IF_CUT if error.errno in _CUT else _IF_ENDED}"
+            raise torch_adapter.DistNetworkError(f"the store at {self._where} cannot be reached: {why}") from None
         if said == b"late":
             raise torch_adapter.DistStoreError(f"waited {fields[0]!s} s for keys {fields[1:]} of {self._where}")
         if said != b"ok":
@@ -305,7 +310,10 @@ def _connected(host: str, port: int, timeout_s: float) -> socket.socket:
             found = socket.create_connection((host, port), timeout=max(0.1, end_s - time.monotonic()))
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return found
-        except OSError:
+        except OSError as error:
             if time.monotonic() > end_s:
-                raise
+                raise ConnectionError(
+                    f"nobody answers at {host}:{port} ({error}), where the ranks meet: see whether rank 0 runs there "
+                    "and all hosts have the same MASTER_ADDR and MASTER_PORT, and let firewalls pass that port"
+                ) from error
             time.sleep(0.05)

@@ -171,8 +171,6 @@ def not_met(config: LaunchConfig, error: Exception, *, again: bool = False) -> L
     text = str(cause or error)
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         text += "; another job may have that port: name another one on all hosts"
-    elif isinstance(cause or error, torch_adapter.DistNetworkError):
-        text += "; the launcher there has ended, and says why"
     elif not text or isinstance(error, torch_adapter.DistStoreError):  # which names keys of the store
         text = "not all came in time"
     hosts = "the hosts no longer meet" if again else "the hosts did not meet"

@@ -64,23 +64,37 @@ class _Routed:
     ("named", "master", "own"),
     [
         ("10.8.0.1", "10.9.0.2", None),  # as Gloo finds it itself
+        ("10.8.0.1 10.9.0.1", "10.9.0.2", "10.9.0.1"),  # as nss-myhostname has it: all addresses, a bridge's first
+        ("10.9.0.1 10.8.0.1", "10.9.0.2", None),
+        ("10.8.0.1 10.8.0.3", "10.9.0.2", None),
         ("127.0.1.1", "10.9.0.2", "10.9.0.1"),  # as in Debian's /etc/hosts
         ("127.0.1.1", "here", "10.9.0.1"),
         ("10.7.0.1", "10.9.0.2", "10.9.0.1"),  # as it was once, or elsewhere
         ("127.0.1.1", "127.0.0.1", None),  # all ranks are on this host
     ],
 )
-def test_a_host_whose_name_is_of_loopback_is_reached_at_an_address_that_others_have(
+def test_a_host_whose_name_is_of_loopback_or_of_several_is_reached_at_an_address_that_others_have(
     named: str, master: str, own: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def resolved(name: str, *_: object, **__: object) -> list[tuple[object, ...]]:
-        return [(socket.AF_INET, None, None, "", (named if name == "here" else name, 9))]
+        addresses = named.split() if name == "here" else [name]
+        return [(socket.AF_INET, None, None, "", (address, 9)) for address in addresses]
 
     monkeypatch.setattr(socket, "gethostname", lambda: "here")
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
     monkeypatch.setattr(socket, "socket", _Routed)
     monkeypatch.setenv("MASTER_ADDR", master)
     assert own_address() == own
+
+
+def test_a_host_to_whose_address_nothing_leads_is_told_of_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("[enforce fail at socket.cc:142] rv != -1. -1 vs -1. connect: Network is unreachable")
+
+    monkeypatch.setattr("hocket.comm.engines._gloo.own_address", lambda: None)
+    monkeypatch.setattr("hocket.comm.torch_adapter.process_group_gloo", refuse)
+    with pytest.raises(RuntimeError, match="Network is unreachable. Hosts connect by .*GLOO_SOCKET_IFNAME"):
+        Gloo(dist.HashStore(), 0, 2, timedelta(seconds=1)).connect()
 
 
 @pytest.mark.sampled(1)

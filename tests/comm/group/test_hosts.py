@@ -286,6 +286,28 @@ def test_a_message_that_does_not_come_names_its_sender():
     assert seconds < deadline(2.5)
 
 
+def _one_gives_up():
+    tensor = torch.zeros(2**20)
+    if dist.get_rank() == 1:
+        with pytest.raises(CollectiveTimeoutError):
+            dist.irecv(tensor, 0).wait(timedelta(seconds=1))
+        text = ""
+    else:
+        with pytest.raises(CollectiveTimeoutError) as caught:  # not a death: it lives
+            dist.recv(tensor, 1)
+        text = str(caught.value)
+    dist.distributed_c10d._get_default_store().set(f"heard/{dist.get_rank()}", "")
+    dist.distributed_c10d._get_default_store().wait(["heard/0", "heard/1"])
+    return text
+
+
+def test_a_connection_that_ends_since_the_peer_gave_up_names_its_time_out() -> None:
+    text, _ = run([0, 1], _one_gives_up)
+    assert text.startswith("rank 1 (host host1) failed in recv from rank 1 of 1048576 x float32")
+    assert "as rank 0 (host host0) heard: recv from rank 0" in text
+    assert "passed its timeout of 1 s on rank 1 (host host1)" in text
+
+
 def _one_goes(how, numel):
     """Rank 1 dies or stops; what the others are told, and when."""
     data = torch.ones(numel)

@@ -41,6 +41,7 @@ _BY_NAMES: Final = (
     "Hosts connect by the address of their names, or of the interface that GLOO_SOCKET_IFNAME names: set it on each to "
     "one that leads to the others"
 )
+_NO_WAY: Final = ("connecting", "unreachable", "No route to host")  # in Gloo's errors, some of them the kernel's words
 _SYN_SENT: Final = "02"  # TCP_SYN_SENT of the kernel's tcp_states.h
 _DEVICE: Final = "0"  # of the first of Gloo's devices, the only one: what it keeps in the store has that before it
 _LARGE_NBYTES: Final = 2**20  # beside whose time a thread's start, some 75 us, is little; less is seldom cut in two
@@ -135,7 +136,7 @@ class Gloo:
                 try:
                     engine = c10d.process_group_gloo(self._store, self._rank, self._size, self._timeout, address)
                 except RuntimeError as error:
-                    if address is not None or "connecting" not in str(error):
+                    if address is not None or not any(said in str(error) for said in _NO_WAY):
                         raise
                     raise RuntimeError(f"{error}. {_BY_NAMES}") from error
                 finally:

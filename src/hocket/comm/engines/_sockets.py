@@ -23,25 +23,35 @@ _closing = threading.Lock()  # of listening sockets: groups that connect at once
 def own_address() -> str | None:
     """Return this host's address towards others where its name has none but loopback, as Debian's /etc/hosts has it.
 
-    None where Gloo's own choice, the address of the name, serves. Asked for are the interface that leads to rank 0 and,
-    on the host that has that name itself, that of the default route; without one, as in a closed network, the only
-    address that there is.
+    None where Gloo's own choice, the first address of the name, serves. Asked for are the interface that leads to rank
+    0 and, on the host that has that name itself, that of the default route; without one, as in a closed network, the
+    only address that there is. Of a name's several addresses (nss-myhostname gives all of the host, containers'
+    bridges first) it is the one that leads to rank 0.
     """
     name, place = socket.gethostname(), os.environ.get("MASTER_ADDR", LOOPBACK)
     with contextlib.suppress(OSError):
-        family, *_, there = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0]
+        named = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+        family, *_, there = named[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind(there)  # else Gloo, too, goes to loopback
             if not is_loopback(there[0]):
-                return None
+                others = {str(one[4][0]) for one in named[1:] if one[0] == family} - {there[0]}
+                return towards if others and (towards := _towards(place)) in others else None
     for other in (place, "192.0.2.1", "2001:db8::1") if place == name else (place,):  # RFC 5737, RFC 3849: nobody's
-        with contextlib.suppress(OSError):
-            family, *_, there = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect(there)  # sends nothing
-                if not is_loopback(address := probe.getsockname()[0]):
-                    return str(address)
+        if address := _towards(other):
+            return address
     return _only_address() if place == name else None
+
+
+def _towards(other: str) -> str | None:
+    """Return this host's address on its way to another host; None where that is loopback, or there is no way."""
+    with contextlib.suppress(OSError):
+        family, *_, there = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(there)  # sends nothing
+            if not is_loopback(address := probe.getsockname()[0]):
+                return str(address)
+    return None
 
 
 def _only_address() -> str | None:

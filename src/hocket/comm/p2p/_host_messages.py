@@ -6,6 +6,8 @@ head to expect and posts its tensor under that tag, so that bytes come as fast a
 tensor. Where receives from any rank share the tag it posts it once the head has come.
 """
 
+import contextlib
+import json
 import math
 import struct
 import threading
@@ -39,6 +41,7 @@ _MARK: Final = b"HKp1"
 _WHOLE_NBYTES: Final = 4096
 _LOOK_S: Final = 0.2
 _GRACE_S: Final = 1.0
+_TELL_S: Final = 2.0  # for a rank in trouble to tell of it
 _BODIES: Final = 3 << 29  # the first tag of bytes that follow a head; users' and collectives' are others
 
 
@@ -56,6 +59,7 @@ class HostMessages:
         self.engine = engine
         self.called = called
         self.name, self.rank, self.numbers = at.name, at.rank, at.numbers
+        self._store = at.store
         self.abandoned: list[Any] = []
         """What waits for messages that nobody sends; the engine has its addresses."""
         self._lock = threading.Lock()
@@ -80,6 +84,31 @@ class HostMessages:
         key = peer, tag, receives
         self._counts[key] = self._counts.get(key, -1) + 1
         return self._counts[key]
+
+    def tell(self, error: CollectiveTimeoutError, peer: int | None) -> None:
+        """Tell, where others look when they lose the connection to this rank, that it has waited for too long.
+
+        The engine then closes all its connections, as if the rank had died. Collectives read the same.
+        """
+        note = {"waits": peer, "gone": False, "late": True, "text": str(error)}
+        with contextlib.suppress(Exception):  # the store is gone, or stands still
+            c10d.ask(lambda: self._store.set(f"hocket/trouble/{self.rank}", json.dumps(note)), _TELL_S)
+
+    def heard(self, peer: int) -> str:
+        """Return what a rank whose connection has ended tells of waiting for too long; "" if nothing."""
+
+        def ask() -> str:
+            key, end_s = f"hocket/trouble/{peer}", time.monotonic() + _GRACE_S
+            while not self._store.check([key]):
+                if time.monotonic() >= end_s:
+                    return ""
+                time.sleep(_LOOK_S)
+            note = json.loads(self._store.get(key))
+            return str(note["text"]) if note["late"] else ""
+
+        with contextlib.suppress(Exception):
+            return c10d.ask(ask, _TELL_S)
+        return ""
 
     def leave(self) -> None:
         """Do nothing: peers hear of it when the engine is closed."""
@@ -253,12 +282,15 @@ class HostMessage(Work):
             if peer is not None:
                 has_not = "sent it" if self._receives else "taken it"
                 text += f": {self._owner.called[peer]} has not {has_not}, or the network between them stalls"
-            return CollectiveTimeoutError(text, ranks, numbers)
+            late = CollectiveTimeoutError(text, ranks, numbers)
+            self._owner.tell(late, peer)
+            return late
         if peer is None:
             return CommError(f"{where} failed on {me}: {error}")
-        return PeerDiedError(
-            f"{self._owner.called[peer]} died or left while {me} waited in {where}: {error}", peer, numbers
-        )
+        its = self._owner.called[peer]
+        if heard := self._owner.heard(peer):
+            return CollectiveTimeoutError(f"{its} failed in {where}, as {me} heard: {heard}", ranks, numbers)
+        return PeerDiedError(f"{its} died or left while {me} waited in {where}: {error}", peer, numbers)
 
 
 def _described(head: bytes) -> str:
