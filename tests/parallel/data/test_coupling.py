@@ -106,6 +106,13 @@ def test_a_norm_to_the_power_of_its_order_is_a_sum(summed: Callable[[torch.Tenso
     assert _said(lambda rows: summed((rows - 1) / 4))[0] == ""
 
 
+def test_a_mean_is_multiplied_by_one_divided_by_a_count_and_not_by_a_share() -> None:
+    outputs = torch.rand(4, dtype=torch.float64, requires_grad=True) * 1.0
+    made = torch_adapter.graph_marks([outputs])
+    assert scale_of_means(outputs.mean() / (_MASK > 0).sum().clamp(min=1), made, 4) == (1 / 3,)
+    assert scale_of_means(outputs.mean() / _MASK.mean(), made, 4) == (1.0,)
+
+
 def test_a_sum_of_one_thing_that_counts_is_one() -> None:
     assert _said(lambda rows: (rows * (torch.arange(4) == 2)).sum())[0] == "sum"
 

@@ -383,8 +383,9 @@ def scale_of_means(loss: torch.Tensor, made: set[int], samples: int, *, learned:
     for one in parts:
         mean = one.node.name() == "MeanBackward0" or _reduction(one.node) == 1
         if mean and torch_adapter.reaches(one.node, made) and (learned or not one.learned):
-            # `(losses * mask).mean() / mask.mean()` divides by a count.
-            by = None if len(parts) == 1 and one.divisor is not None and not is_plain(one.divisor) else one.divisor
+            # `(losses * mask).mean() / mask.mean()` divides by a count, and `/ mask.sum()` by one too many.
+            share = one.divisor is not None and one.divisor.is_floating_point() and not is_plain(one.divisor)
+            by = None if len(parts) == 1 and share else one.divisor
             found.append(one.factor / one.more if by is None else one.scale)
     return tuple(found)
 
