@@ -53,6 +53,8 @@ class GradientPart(torch.Tensor):
 class MarkedGradients:
     """Makes gradients of parts `GradientPart` after a step, and plain again before the next one.
 
+    So are those of the program's own back-propagation between steps.
+
     Args:
         parameters: What this rank has a part of.
     """
@@ -60,18 +62,33 @@ class MarkedGradients:
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self._parameters = list(parameters)
         self._marked: list[torch.Tensor] = []
+        self._between = False
+        for one in self._parameters:
+            if one.requires_grad:
+                one.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
 
     def mark(self) -> None:
         """Mark the gradients that are there."""
-        self._marked = [p.grad for p in self._parameters if type(p.grad) is torch.Tensor]
-        for one in self._marked:
-            one.__class__ = GradientPart
+        self._between = True
+        for one in self._parameters:
+            self._mark(one)
 
     def clear(self) -> None:
         """Make them plain tensors again."""
+        self._between = False
         for one in self._marked:
             one.__class__ = torch.Tensor
         self._marked = []
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        if self._between:
+            self._mark(parameter)
+
+    def _mark(self, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        if type(gradient) is torch.Tensor:
+            gradient.__class__ = GradientPart
+            self._marked.append(gradient)
 
 
 def _tensors(found: Any) -> list[torch.Tensor]:
