@@ -34,6 +34,9 @@ class GradientPart(torch.Tensor):
             found = func(*args, **(kwargs or {}))
             if name in _SAME and type(found) is torch.Tensor:
                 return found.as_subclass(GradientPart)
+        if name in ("zero_", "_foreach_zero_"):  # the program's own come here next
+            for one in _tensors(args):
+                one.__class__ = torch.Tensor if type(one) is GradientPart else type(one)
         if name in _OPENED or (name in _NUMBERS and all(one.numel() == 1 for one in _tensors(found))):
             _tell()
         return found
@@ -53,25 +56,44 @@ class GradientPart(torch.Tensor):
 class MarkedGradients:
     """Makes gradients of parts `GradientPart` after a step, and plain again before the next one.
 
+    So are those of what is cut, in the program's own back-propagation between steps.
+
     Args:
-        parameters: What this rank has a part of.
+        cut: What this rank has a part of.
+        shared: What it has whole, while the Trainer leaves it a part of the gradients' averages.
     """
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        self._parameters = list(parameters)
+    def __init__(self, cut: Iterable[torch.nn.Parameter], shared: Iterable[torch.nn.Parameter]) -> None:
+        cut = list(cut)
+        self._parameters = [*cut, *shared]
         self._marked: list[torch.Tensor] = []
+        self._between = False
+        for one in cut:
+            if one.requires_grad:
+                one.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
 
     def mark(self) -> None:
         """Mark the gradients that are there."""
-        self._marked = [p.grad for p in self._parameters if type(p.grad) is torch.Tensor]
-        for one in self._marked:
-            one.__class__ = GradientPart
+        self._between = True
+        for one in self._parameters:
+            self._mark(one)
 
     def clear(self) -> None:
         """Make them plain tensors again."""
+        self._between = False
         for one in self._marked:
             one.__class__ = torch.Tensor
         self._marked = []
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        if self._between:
+            self._mark(parameter)
+
+    def _mark(self, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        if type(gradient) is torch.Tensor:
+            gradient.__class__ = GradientPart
+            self._marked.append(gradient)
 
 
 def _tensors(found: Any) -> list[torch.Tensor]:

@@ -301,7 +301,7 @@ class LateHooks:
         if name is None:
             return
         self._parts = {}
-        seen = "a micro-batch's gradient, or the sum of those before" if self._staged else "of this rank's part alone"
+        seen = "a micro-batch's gradient, or the sum of those before" if self._staged else "that of this rank's part"
         right = "What is linear" if self._staged else "What it does element by element (clamp)"
         warn(
             f"the program has a hook on the gradient of parameter {name!r}, which by this plan sees {seen}. {right} is "

@@ -60,10 +60,11 @@ class Watches:
         self._changed = ChangedModel(model, staged=staged)
         parts = {} if world.rank or plan.priority else composition.parts()
         self._written, self._late = WrittenParts(parts), LateHooks(parts, staged=staged)
-        whole_shapes = {name: shape for name, (shape, *_) in composition.outline.tensors.items()}
-        self._gradients = MarkedGradients(
-            p for name, p in parts.items() if p.numel() and tuple(p.shape) != whole_shapes.get(name, tuple(p.shape))
-        )
+        shapes = {name: shape for name, (shape, *_) in composition.outline.tensors.items()}
+        cut = {name: p for name, p in parts.items() if p.numel() and tuple(p.shape) != shapes.get(name, tuple(p.shape))}
+        shared = plan.shard == "optimizer" and mesh.replicas.size > 1 and not (world.rank or plan.priority)
+        others = [p for name, p in composition.model.named_parameters() if shared and p.numel() and name not in cut]
+        self._gradients = MarkedGradients(cut.values(), others)
         self._hooked = not composition.local or plan.priority
         self._marks: ReplicaMarks | None = None
         relaxed = plan.synchronisation != "every_step"
