@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from hocket.cli import main
 from hocket.cli._bench import rank, tables
+from hocket.cli._bench.world import run_world
 from hocket.cli.bench import BenchError, _finish, bench, check_memory, parse_peers, parse_sizes
 
 # allreduce and all-reduce are accepted too.
@@ -136,6 +137,13 @@ def test_a_measurement_that_takes_too_long_is_given_up():
     result = _run("allreduce", "--sizes", "64MiB", "--rounds", "1000", "--timeout", "4")
     assert result.exit_code == 2
     assert "did not end within 4 s" in result.output
+
+
+def test_each_rank_of_a_job_does_not_measure_its_own_host(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(BenchError, match="this is rank 1 of a job of 4, .* cluster probe` measures between hosts"):
+        run_world("hocket.cli._bench.collective", {}, 2, what="all_reduce", mpi=False, timeout_s=1.0)
 
 
 @pytest.mark.long

@@ -30,8 +30,14 @@ def run_world(
     """Run `python -m module SPEC` on `n` ranks of this host and return the JSON value that rank 0 wrote.
 
     The module's main guard calls `work`; mpiexec starts the ranks where they need `mpi`. Stderr says `what` is measured
-    and where it is. Raises BenchError: a rank failed, or time ran out.
+    and where it is. Raises BenchError: a rank failed, time ran out, or this is itself one rank of a job.
     """
+    number, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "")
+    if number and size.isdigit() and int(size) > 1:
+        raise BenchError(
+            f"this is rank {number} of a job of {size}, each of which would measure its own host alone, all at once; "
+            "start it once, without a launcher. `hocket run --hosts A,B -m hocket cluster probe` measures between hosts"
+        )
     cores = usable_cores()
     with tempfile.TemporaryDirectory(prefix="hocket-bench-") as directory:
         spec_path, result_path = Path(directory) / "spec.json", Path(directory) / "result.json"
