@@ -4,6 +4,7 @@
     python -m benchmarks.plans --fabric star:hosts=8,bandwidth=100Mbit/s --ranks 8
     python -m benchmarks.plans --ranks 2 --workloads edsr         a look
     python -m benchmarks.plans --read FOLDER                      the table of what --out FOLDER holds
+    python -m benchmarks.plans --read FOLDER --twice ANOTHER      its predictions beside the same plans measured twice
 
 For every workload and world: ranks are calibrated as `Trainer(plan="auto")` does it, by `hocket.calibrate`; then every
 admissible plan is predicted, run, and measured: all plans take turns, three steps each of which the last two count;
@@ -293,9 +294,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a folder for what was measured, as JSON")
     parser.add_argument("--read", type=Path, help="measure nothing; judge the files of this folder")
     parser.add_argument("--rank", nargs=2, metavar=("WORKLOAD", "FILE"), help=argparse.SUPPRESS)
+    parser.add_argument("--twice", type=Path, help="with --read: files of another run of the same, minutes apart")
     given = parser.parse_args()
     if given.rank:
         rank_main(given.rank[0], given.turns, given.more, given.within, given.seconds, Path(given.rank[1]))
+        return
+    if given.read and given.twice:
+        show_twice(given.read, given.twice)
         return
     if given.read:
         show([json.loads(file.read_text()) for file in sorted(given.read.glob("*.json"))])
@@ -357,6 +362,33 @@ def show(documents: list[dict[str, Any]]) -> None:
             steps = [1e3 * seconds for seconds in (row["measured_s"], min(row["steps_s"]), max(row["steps_s"]))]
             told = "{:.0f} ms, {:.0f} to {:.0f}".format(*steps)
             print(f"| {one['workload']} | {one['world']} | {plan.describe()}{parts} | {told} | {error:+.0%} |")
+
+
+def show_twice(one: Path, other: Path) -> None:
+    """Print, for what two runs measured, how far predictions are off in each, and how far the runs are from each other.
+
+    Each run has its own calibration. A prediction can be no nearer to what is measured than the next measurement is.
+    """
+    print("| workload | ranks | plans | first run: median, worst | second: median, worst | the same plan, twice |")
+    print("|---|---|---|---|---|---|")
+    every: list[list[float]] = [[], [], []]
+    for file in (found for found in sorted(one.glob("*.json")) if (other / found.name).exists()):
+        documents = [json.loads((folder / file.name).read_text()) for folder in (one, other)]
+        rows: list[dict[str, dict[str, Any]]] = []
+        for document in documents:
+            evened(document)
+            rows.append({json.dumps(row["plan"]): row for row in document["rows"] if "measured_s" in row})
+        both = [(rows[0][plan], rows[1][plan]) for plan in rows[0] if plan in rows[1]]
+        errors = [[row["predicted_s"] / row["measured_s"] - 1 for row in column] for column in zip(*both, strict=True)]
+        errors.append([second["measured_s"] / first["measured_s"] - 1 for first, second in both])
+        every = [[*known, *new] for known, new in zip(every, errors, strict=True)]
+        cells = [documents[0]["workload"], documents[0]["world"], len(both), *map(_pair, errors)]
+        print("| " + " | ".join(map(str, cells)) + " |")
+    print("| " + " | ".join(map(str, ["all", "", len(every[0]), *map(_pair, every)])) + " |")
+
+
+def _pair(errors: list[float]) -> str:
+    return ", ".join(median_and_worst(errors))
 
 
 def median_and_worst(errors: list[float]) -> list[str]:
