@@ -18,8 +18,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
 
-from .timeouts import timeout_setting
-
 if TYPE_CHECKING:
     from .secret_store import StoreServer
 
@@ -197,6 +195,8 @@ def _rendezvous(torchs: Any, url: str, timeout: timedelta = timedelta(minutes=5)
         if rank == 0 and place not in _served:
             _served[place] = serve(address, int(port or 0), secret or b"")
     if place.startswith("tcp://"):
+        from .timeouts import timeout_setting
+
         store = _far(place, secret, timeout, timeout_setting() or timeout.total_seconds())
         store.append(_CAME, f"{rank}/{query['WORLD_SIZE']} ")  # for the launchers, who see which ranks end
         yield store, rank, int(query["WORLD_SIZE"])
