@@ -9,9 +9,6 @@ from ._generators import names_in, own_generators, put_back_generators, set_stat
 from ._loader import DistributedLoader, ShardedLoader, SharedLoader
 from ._loss_form import GUARDED, LossForm, LossTally, MeasuredLoss, Reduction, batch_of, number
 from ._loss_graph import (
-    SAME_VALUES,
-    SUMS,
-    Term,
     divided_by,
     divides_by_samples,
     divisor_of_shares,
@@ -19,9 +16,12 @@ from ._loss_graph import (
     divisors,
     guarded,
     inverses,
+)
+from ._loss_nodes import (
+    SAME_VALUES,
+    SUMS,
     is_empty,
     is_of_one,
-    is_one_by_one,
     is_plain,
     is_sum,
     is_zeroed,
@@ -29,9 +29,8 @@ from ._loss_graph import (
     of_parameters,
     sizes_of,
     takes_one,
-    terms,
-    wholes,
 )
+from ._loss_terms import Term, is_one_by_one, terms, wholes
 from ._packed import Packed
 from ._rng import RandomStream, RngStates, mix, restored
 from ._samples import Key, RankSampler, SeededDataset, each

@@ -9,7 +9,8 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ._loss_graph import SAME_VALUES, divisor_of_some, kind_of
+from ._loss_graph import divisor_of_some
+from ._loss_nodes import SAME_VALUES, kind_of
 
 _OFF: Final = 5.0
 """Of a term, in units of how far losses may be apart: more than rounding does to those that do not all but cancel."""
