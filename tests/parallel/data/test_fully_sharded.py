@@ -500,3 +500,21 @@ def test_numbers_that_are_read_of_weights_and_gradients_are_the_wholes() -> None
     expected = numbers_read(None)
     for rank in run_ranks(numbers_read, 2, Plan(shard="parameters")):
         assert rank == pytest.approx(expected, rel=1e-12)
+
+
+def number_of_one_rank() -> list[str]:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    trainer = hocket.Trainer(model, F.mse_loss, torch.optim.SGD(model.parameters(), 0.1), Plan(shard="parameters"))
+    if dist.get_rank():
+        with pytest.raises(CollectiveMismatchError):
+            trainer.step((torch.ones(2, 4), torch.ones(2, 2)))
+        return []
+    with pytest.raises(CollectiveMismatchError) as failed:
+        float(model.weight.norm())
+    return failed.value.__notes__
+
+
+def test_a_number_that_one_rank_reads_alone_is_told_with_the_remedy() -> None:
+    (said,) = run_ranks(number_of_one_rank, 2)[0]
+    assert "is read by every rank, or by none" in said

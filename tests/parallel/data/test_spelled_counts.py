@@ -75,7 +75,7 @@ def fit(seed: int, size: int) -> tuple[list[float], list[str]]:
                 optimizer.step()
         except RuntimeError as error:
             return [], [str(error)]
-    return [w for p in model.parameters() for w in p.detach().flatten().tolist()], [str(one.message) for one in told]
+    return weights_of(model), [str(one.message) for one in told]
 
 
 def fits(seeds: list[int], size: int) -> list[tuple[list[float], list[str]]]:
@@ -96,23 +96,31 @@ def test_a_sum_that_is_divided_by_a_count_is_that_of_one_process_however_spelled
     assert sum(bool(found[0][seed][0]) for seed in seeds) > 30  # few are refused
 
 
+def begun(x: torch.Tensor, some: torch.Tensor, batch_size: int) -> tuple[Any, Any, Any]:
+    """Return a layer, its optimizer and a loader, as `hocket.distribute` gives them."""
+    torch.manual_seed(0)
+    model: Any = nn.Linear(6, 4).double()
+    loader = DataLoader(TensorDataset(x, some), batch_size=batch_size)
+    return hocket.distribute(model, torch.optim.SGD(model.parameters(), 0.1), loader)
+
+
+def weights_of(model: Any) -> list[float]:
+    return [w for p in model.parameters() for w in p.detach().flatten().tolist()]
+
+
 def two_terms(ranks_samples: int) -> list[float]:
     """Train one step with two sums that are divided by 2, which is how many samples rank 0 has, and by a count."""
     draw = torch.Generator().manual_seed(1)
     x = torch.randn(ranks_samples, 5, 6, generator=draw, dtype=torch.float64)
     mask = torch.rand(ranks_samples, 5, generator=draw) < 0.7
-    torch.manual_seed(0)
-    model: Any = nn.Linear(6, 4).double()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    loader = DataLoader(TensorDataset(x, mask), batch_size=ranks_samples)
-    model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    model, optimizer, loader = begun(x, mask, ranks_samples)
     with warnings.catch_warnings(action="ignore"):
         for one, kept in loader:
             output = model(one)
             sums = (output.square().sum(2) * kept).sum() - 0.01 * (output.softmax(2)[..., 0] * kept).sum()
             (sums / 2 * (1 / int(kept.sum()))).backward()
             optimizer.step()
-    return [w for p in model.parameters() for w in p.detach().flatten().tolist()]
+    return weights_of(model)
 
 
 def test_a_constant_that_is_how_many_samples_a_rank_has_is_no_count() -> None:
@@ -125,11 +133,7 @@ def masked_at_first(divided: bool) -> list[float] | str:
     draw = torch.Generator().manual_seed(1)
     x = torch.randn(8, 6, generator=draw, dtype=torch.float64)
     mask = torch.arange(8) > 4
-    torch.manual_seed(0)
-    model: Any = nn.Linear(6, 4).double()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    loader = DataLoader(TensorDataset(x, mask), batch_size=4)
-    model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    model, optimizer, loader = begun(x, mask, 4)
     for one, kept in loader:
         optimizer.zero_grad()
         loss = (model(one).square().sum(1) * kept).sum()
@@ -138,7 +142,7 @@ def masked_at_first(divided: bool) -> list[float] | str:
         except RuntimeError as error:
             return str(error)
         optimizer.step()
-    return [w for p in model.parameters() for w in p.detach().flatten().tolist()]
+    return weights_of(model)
 
 
 def test_a_sum_is_refused_where_nothing_counts_in_the_first_batch() -> None:
@@ -155,17 +159,13 @@ def weighted_by_one() -> list[float]:
     draw = torch.Generator().manual_seed(1)
     x = torch.randn(21, 6, generator=draw, dtype=torch.float64)
     chosen = torch.arange(21) % 7 < 4  # none of a rank's
-    torch.manual_seed(0)
-    model: Any = nn.Linear(6, 4).double()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    loader = DataLoader(TensorDataset(x, chosen), batch_size=7)
-    model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    model, optimizer, loader = begun(x, chosen, 7)
     for one, some in loader:
         optimizer.zero_grad()
         output = model(one)
         (1.0 * output.square()[some].sum() / output.numel()).backward()
         optimizer.step()
-    return [w for p in model.parameters() for w in p.detach().flatten().tolist()]
+    return weights_of(model)
 
 
 def test_a_factor_of_one_is_no_count_of_nothing() -> None:

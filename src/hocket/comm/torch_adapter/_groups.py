@@ -98,9 +98,17 @@ def read_whole_numbers() -> None:
 
     def read(_: Any, args: Any, __: Any) -> Any:
         (number,) = args
-        divided = not all(one.is_replicate() for one in number.placements)
-        with torch.no_grad():
-            return (number.full_tensor() if divided else number.to_local()).item()
+        if all(one.is_replicate() for one in number.placements):
+            return number.to_local().item()
+        try:
+            with torch.no_grad():
+                return number.full_tensor().item()
+        except Exception as error:
+            error.add_note(
+                "A number of weights or gradients of which ranks have parts is read by every rank, or by none: compute "
+                "it before `if rank == 0`."
+            )
+            raise
 
     handlers[torch.ops.aten._local_scalar_dense.default] = read
 
