@@ -511,7 +511,7 @@ def number_of_one_rank() -> list[str]:
             trainer.step((torch.ones(2, 4), torch.ones(2, 2)))
         return []
     with pytest.raises(CollectiveMismatchError) as failed:
-        float(model.weight.norm())
+        float(model.weight.sum())  # torch 2.14 adds up a norm as it is computed
     return failed.value.__notes__
 
 
