@@ -17,7 +17,7 @@ _NUMBERS: Final = frozenset((
 _OPENED: Final = frozenset(("histc", "histogram", "numpy", "__array__", "tolist"))
 _SAME: Final = frozenset((
     "detach", "data", "abs", "square", "pow", "__pow__", "float", "double", "cpu", "to", "flatten", "ravel", "view",
-    "reshape",
+    "reshape", "cat", "concat", "concatenate",
 ))  # fmt: skip
 _told: set[str] = set()  # lines of the program
 
