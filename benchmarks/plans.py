@@ -44,7 +44,8 @@ import torch.distributed as dist
 from torch.utils.data import default_collate
 
 import hocket
-from hocket.calibrate import calibrate
+from hocket.calibrate import calibrate, including_loss
+from hocket.parallel.mesh import join
 from hocket.planner import (
     Constants,
     MeasuredPlan,
@@ -142,7 +143,10 @@ def rank_main(name: str, turns: int, more: int, within: float, seconds: float | 
     compute = alone(made, batch)
     before = [one for _ in range(3) for one in timed(compute)]
     began = time.perf_counter()
-    found = calibrate(made.model, torch.optim.Adam(made.model.parameters()), batch[:-1], seconds=seconds)
+    optimizer = torch.optim.Adam(made.model.parameters())
+    found = calibrate(made.model, optimizer, batch[:-1], seconds=seconds)
+    if rank == 0:
+        found = including_loss(found, made.model, optimizer, batch[:-1], join(), made.loss_fn)
     took_s = time.perf_counter() - began
     before += [one for _ in range(3) for one in timed(compute)]
     given: list[Any] = [None]

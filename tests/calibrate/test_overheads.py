@@ -53,3 +53,17 @@ def test_what_is_hopeless_has_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured(steps, hopeless=5.0) == [0.2, 0.01, 0.02]
     assert [calls.count(seconds) for seconds in (0.2, 0.01, 0.02)] == [3, 12, 12]
     assert measured([]) == []
+
+
+def uneven(late: int) -> list[float]:
+    """Of each of two ranks every other step takes long, of both ranks another."""
+    rank, calls = join().rank, iter(range(100))
+    step = lambda: time.sleep(0.2 if next(calls) % 2 == rank * late else 0.0)  # noqa: E731
+    return in_turns([step], torch.device("cpu"), join(), turns=6, together=1, long_s=math.inf)
+
+
+def test_a_step_is_as_long_as_it_is_on_the_rank_that_is_the_slowest_in_it() -> None:
+    for took in run_ranks(uneven, 2, 1):
+        assert took[0] > 0.15  # though on each rank half of the steps take nothing
+    for took in run_ranks(uneven, 2, 0):
+        assert took[0] < 0.15

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from hocket.calibrate import Calibration
-from hocket.calibrate._references import _axes, _references, further_plans, merged
+from hocket.calibrate._references import _axes, _in_parts, _references, further_plans, merged
 from hocket.planner import Constants, MeasuredPlan, Plan, fitted, predict, reference_plans
 from hocket.workload import Workload
 from tests.planner.test_captured import captured as captured  # a fixture
@@ -58,8 +58,8 @@ def test_of_a_form_that_cannot_be_hoped_for_one_plan_is_run_if_there_is_time(cap
     found = _references(known, 4, BATCH)
     divided = [plan for plan in found if plan.tensor_parallel_degree > 1]
     assert len(divided) == 1
-    forms = [_axes(plan) for plan in found]
-    assert forms.index(_axes(divided[0])) < len(set(forms)) + 2  # before second ones of any form
+    forms = [(_axes(plan), _in_parts(plan)) for plan in found]
+    assert forms.index((_axes(divided[0]), _in_parts(divided[0]))) < len(set(forms)) + 2  # before second ones
     assert not any(plan.tensor_parallel_degree > 1 for plan in _references(known, 4, BATCH, 10.0))
 
 
@@ -77,3 +77,18 @@ def test_a_disturbance_of_the_fastest_is_no_phase_of_the_machine() -> None:
     after = [MeasuredPlan(TWO, 1.3), MeasuredPlan(SHARDED, 1.5), MeasuredPlan(DIVIDED, 1.2)]
     found = {run.plan: run.step_s for run in merged(before, after)}
     assert found == {TWO: 1.0, SHARDED: 1.5, DIVIDED: 1.2}
+
+
+def test_data_parallelism_in_parts_is_a_form_of_its_own_and_with_sharded_gradients_another(captured: Workload) -> None:
+    found = _references(Calibration(captured, NETWORK, GUESS), 4, BATCH)
+    forms = [(_axes(plan), plan.shard_degree, plan.micro_batches > 2 * plan.pipeline_parallel_degree) for plan in found]
+    second = min(
+        number for number, form in enumerate(forms[1:], 1) if form in forms[:number] and not _parts(found[number])
+    )
+    early = [(plan.shard, plan.accumulate > 1) for plan in found[:second] if plan.data_parallel_degree == 4]
+    assert ("none", True) in early
+    assert ("gradients", True) in early
+
+
+def _parts(plan: Plan) -> bool:
+    return any(_in_parts(plan))

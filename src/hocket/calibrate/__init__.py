@@ -1,7 +1,7 @@
 """Measures ranks, links and a model for the planner, and takes its choice (`plan="auto"`)."""
 
-from ._auto import auto_plan
+from ._auto import auto_plan, including_loss
 from ._calibrate import calibrate
 from ._references import Calibration
 
-__all__ = ["Calibration", "auto_plan", "calibrate"]
+__all__ = ["Calibration", "auto_plan", "calibrate", "including_loss"]

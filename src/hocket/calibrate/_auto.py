@@ -84,6 +84,33 @@ def auto_plan(
     return plan
 
 
+def including_loss(
+    measured: Calibration, model: torch.nn.Module, optimizer: Any, inputs: Any, world: World, loss_fn: Any
+) -> Calibration:
+    """Return a calibration with the loss in its workload; as it is, and said, where the loss cannot be run.
+
+    One rank does it, for itself: what it returns is not told to others.
+
+    Args:
+        measured: By `calibrate`, without a loss.
+        model: The user's, on the device that it trains on; it stays as it is.
+        optimizer: The user's.
+        inputs: Positional inputs of a global batch, or a dict of keywords.
+        world: The ranks that were measured.
+        loss_fn: Of output and target. Targets are made up for it.
+    """
+    part = _part(inputs, world)
+    try:
+        loss, why = loss_by_made_up_targets(loss_fn, model, part)
+        if loss is not None:
+            workload = with_loss(measured.workload, model, part, loss, maker_of(optimizer))
+            return dataclasses.replace(measured, workload=workload)
+    except Exception as error:  # of a user's model and loss, while other ranks wait
+        why = f"{type(error).__name__}: {error}"
+    _say(world, f"an automatic plan: the loss is not measured ({why}); its memory and time come on top")
+    return measured
+
+
 def _told_apart(
     loss: Callable[[Any, Any], Any], model: torch.nn.Module, sample: Any, world: World
 ) -> tuple[Any, LossOfSample | None]:
@@ -147,7 +174,7 @@ def _measured(
         if world.rank == 0 and not others:
             keep(key, known)
     if world.rank == 0 and own != key and not whole:
-        known = _with_loss(known, model, optimizer, inputs, world, loss_fn)
+        known = including_loss(known, model, optimizer, inputs, world, loss_fn)
         if not others:
             keep(own, known)
     return known
@@ -157,22 +184,6 @@ def _kept(own: str, plain: str) -> tuple[Calibration | None, bool]:
     """Return the calibration that is kept, and whether it has the loss."""
     found = taken(own)
     return (found, True) if found is not None else (taken(plain), own == plain)
-
-
-def _with_loss(
-    measured: Calibration, model: torch.nn.Module, optimizer: Any, inputs: Any, world: World, loss_fn: Any
-) -> Calibration:
-    """Return the calibration with the loss in its workload; as it is, and said, where the loss cannot be run."""
-    part = _part(inputs, world)
-    try:
-        loss, why = loss_by_made_up_targets(loss_fn, model, part)
-        if loss is not None:
-            workload = with_loss(measured.workload, model, part, loss, maker_of(optimizer))
-            return dataclasses.replace(measured, workload=workload)
-    except Exception as error:  # of a user's model and loss, while other ranks wait
-        why = f"{type(error).__name__}: {error}"
-    _say(world, f"an automatic plan: the loss is not measured ({why}); its memory and time come on top")
-    return measured
 
 
 def _say(world: World, line: str) -> None:

@@ -54,10 +54,15 @@ def with_overheads(
     """
     probes = _probes(world.size)
     steps = [_step(probe, device, world) for probe in probes.values()]
-    seconds = in_turns(steps, device, world, turns=_TURNS, together=1, long_s=_LONG_S, until_s=until_s)
+    with torch.random.fork_rng(devices=[]):
+        chain = _model(_Probe()).to(device)
+    steps.append(partial(_passes, chain, torch.zeros(_ROWS // _SEVERAL, _THIN, device=device)))
+    *seconds, bare_s = in_turns(steps, device, world, turns=_TURNS, together=1, long_s=_LONG_S, until_s=until_s)
     prefetch = device.type == "cuda" or on_several_hosts(world)
     found = _Measured(dict(zip(probes, seconds, strict=True)), probes, constants, network, prefetch)
-    changed: dict[str, Any] = {"prefetch": prefetch, "step_s": found.took["plain"], "stage_s": found.stage_s()}
+    pass_s = found.pass_s(bare_s)
+    step_s = max(0.0, found.took["plain"] - pass_s * network.crowding(world.size))
+    changed: dict[str, Any] = {"prefetch": prefetch, "step_s": step_s, "pass_s": pass_s, "stage_s": found.stage_s()}
     changed |= found.of_sharded_states() | found.of_sharded_parameters() | found.of_exchanges()
     return dataclasses.replace(constants, **changed)
 
@@ -79,6 +84,10 @@ class _Measured:
             return 0.0
         each = (self._besides(f"{_MANY}{size} micro-batches", f"{_FEW}{size} micro-batches") for size in ("", " large"))
         return max(each) / (_MANY - _FEW) / self.network.crowding(ranks)
+
+    def pass_s(self, bare_s: float) -> float:
+        """Return what a part of a batch costs besides its passes, of which all parts but the first took `bare_s`."""
+        return max(0.0, self._besides("parts") - bare_s) / (_SEVERAL - 1) / self.network.crowding(self.network.world)
 
     def of_sharded_states(self) -> dict[str, float]:
         """Return what sharding the optimizer's state costs a step, and gradients, for each part but the first."""
@@ -217,7 +226,7 @@ def in_turns(
     until_s: float = math.inf,
     hopeless: float = math.inf,
 ) -> list[float]:
-    """Return seconds of a step of each, on the slowest rank; a collective operation.
+    """Return seconds of a step of each, on the rank that is the slowest in that step; a collective operation.
 
     Each has `turns` turns of `together` steps, of several the first not counted, which finds the caches as another left
     them; of single steps those of the first turn are not counted, which set up what later ones find. Where steps take
@@ -239,7 +248,8 @@ def in_turns(
             break
         shortest_s = min((_undisturbed(own[cold:]) for own in each), default=0.0)
         going = world.from_root([one for one in going if _undisturbed(each[one][cold:]) <= hopeless * shortest_s])
-    return [max(column) for column in zip(*world.from_all([_undisturbed(own[cold:]) for own in each]), strict=True)]
+    every = zip(*world.from_all([own[cold:] for own in each]), strict=True)  # of each, what its steps took every rank
+    return [_undisturbed([max(ranks) for ranks in zip(*own, strict=True)]) for own in every]
 
 
 def _step(probe: _Probe, device: torch.device, world: World) -> Callable[[], Any]:
@@ -250,6 +260,12 @@ def _step(probe: _Probe, device: torch.device, world: World) -> Callable[[], Any
     with redirect_stderr(io.StringIO()):  # what is said of a model that is none of the user's
         trainer = Trainer(model, torch.nn.functional.mse_loss, optimizer, probe.plan, sample=batch[:2])
     return partial(without_loss_check(trainer).step, (batch, batch))
+
+
+def _passes(model: torch.nn.Module, batch: torch.Tensor) -> None:
+    """Run the passes of all parts of a batch but one, without a Trainer."""
+    for _ in range(_SEVERAL - 1):
+        torch.nn.functional.mse_loss(model(batch), batch).backward()  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def timed(work: Callable[[], Any], device: torch.device, world: World) -> float:

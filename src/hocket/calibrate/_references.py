@@ -209,6 +209,8 @@ def _references(known: Calibration, workers: int, batch: int, most_s: float = ma
     """Return references that can be hoped for, in the order in which they should be run.
 
     The fastest first, but the first of each form of parallelism before all others: it says most of plans of its form.
+    Data parallelism in several parts of a batch is a form of its own, and with sharded gradients another: where ranks
+    share processors, what a part costs besides is seen in them alone.
     Of a form that cannot be hoped for the fastest comes last of the first ones, if its steps take at most `most_s`:
     without a run nothing would say that it is as slow as the formulas do.
     """
@@ -229,11 +231,17 @@ def _references(known: Calibration, workers: int, batch: int, most_s: float = ma
         (
             *_axes(one.plan), one.plan.shard_degree,
             one.plan.micro_batches > 2 * one.plan.pipeline_parallel_degree,  # few say nothing of what each costs
+            *_in_parts(one.plan),
         )
         for one in hopeful
     ]  # fmt: skip
     turns = [forms[:number].count(form) for number, form in enumerate(forms)]
     return [one.plan for _, one in sorted(zip(turns, hopeful, strict=True), key=lambda pair: pair[0])]
+
+
+def _in_parts(plan: Plan) -> tuple[bool, bool]:
+    parts = plan.accumulate > 1 and not any(_axes(plan))
+    return parts, parts and plan.shard == "gradients"
 
 
 def _axes(plan: Plan) -> tuple[bool, ...]:

@@ -23,7 +23,7 @@ from ..step import NOISE, Profile, in_precision, memory_of, place, predict, weig
 _BELIEF = {
     "at_once": 0.25,
     "step_s": 0.7,
-    "pass_s": 1.5,  # no small model says anything of it
+    "pass_s": 1.0,  # of a small model, with few tensors
     "stage_s": 0.7,
     "optimizer_shard_s": 0.7,
     "gradient_shard_s": 0.7,

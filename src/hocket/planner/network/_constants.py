@@ -66,7 +66,7 @@ class Constants:
             multiprocessors and memory bandwidth.
         step_s: What every step costs besides: its loop, the loss of all ranks, the first and the last collective.
         pass_s: What each part of a batch costs besides its computation where there is no pipeline: its gradients'
-            hooks, its loss. Known from runs only (`fitted`).
+            hooks, its loss.
         stage_s: What a stage of a pipeline costs for each micro-batch besides its computation and its messages.
         optimizer_shard_s: What a step costs besides where two ranks share the optimizer's state; more wait longer,
         gradient_shard_s: and where gradients are sharded as well, which are reduced for each further part of a batch.
