@@ -33,7 +33,7 @@ import hocket
 from benchmarks.plans import WORKLOADS, is_measured, median_and_worst, setting, timed, usual
 from hocket.calibrate import calibrate, including_loss
 from hocket.parallel.mesh import join
-from hocket.planner import Plan, admissible_plans, predict
+from hocket.planner import Plan, PlanError, admissible_plans, predict
 
 SECONDS = 20.0
 WITHIN, EVERY = 2.0, 3  # times the fastest; one of so many
@@ -72,7 +72,13 @@ def run_alone(name: str, plan: Plan) -> None:
     made, batch = setting(name)
     model = copy.deepcopy(made.model)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    trainer = hocket.Trainer(model, made.loss_fn, optimizer, plan=plan, sample=batch[:-1])
+    try:
+        trainer = hocket.Trainer(model, made.loss_fn, optimizer, plan=plan, sample=batch[:-1])
+    except PlanError as error:  # the same on every rank
+        if dist.get_rank() == 0:
+            print("\nalone []", error, sep="\n", flush=True)
+        dist.destroy_process_group()
+        return
     step = partial(trainer.step, batch)
     step()
     took = timed(step, STEPS)
@@ -99,6 +105,8 @@ def measure(world: int, names: list[str], folder: Path) -> None:
             for row in document["rows"]:
                 printed = ranks(world, "--rank", name, json.dumps(row["plan"]))
                 took = next(json.loads(line.split("alone ")[1]) for line in printed.splitlines() if "alone [" in line)
+                if not took:
+                    continue
                 row["rounds"].append(took)
                 plan = Plan.from_json(row["plan"]).describe()
                 told = f"{usual(took) * 1e3:.1f} ms, predicted {row['predicted_s'] * 1e3:.1f}"
@@ -114,7 +122,7 @@ def show(folder: Path) -> None:
     held = [0, 0]
     for file in sorted(folder.glob("alone-*.json")):
         document: dict[str, Any] = json.loads(file.read_text())
-        rows = document["rows"]
+        rows = [row for row in document["rows"] if row["rounds"]]  # others were refused
         took = [[usual(row["rounds"][number]) for row in rows] for number in range(ROUNDS)]
         errors = [[row["predicted_s"] / seconds - 1 for row, seconds in zip(rows, own, strict=True)] for own in took]
         errors.append([second / first - 1 for first, second in zip(*took, strict=True)])
