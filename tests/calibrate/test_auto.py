@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.calibrate import auto_plan
-from hocket.planner import PlanError
+from hocket.calibrate import Calibration, _auto, auto_plan
+from hocket.parallel.mesh import join
+from hocket.planner import Constants, MeasuredPlan, Network, Plan, PlanError
+from hocket.testing import run_ranks
+from hocket.workload import capture
 
 
 def test_a_sample_with_targets_and_fewer_samples_than_workers_is_refused_with_what_to_pass() -> None:
@@ -26,3 +29,62 @@ def test_a_word_of_the_environment_that_is_none_is_refused(monkeypatch: pytest.M
     model, world = nn.Linear(3, 4), SimpleNamespace(size=2, rank=0, first=lambda one: one)
     with pytest.raises(PlanError, match="HOCKET_CALIBRATION=none: there is no such word; write again, off, keep"):
         auto_plan(model, torch.optim.SGD(model.parameters()), torch.ones(4, 3), world)  # type: ignore[arg-type]
+
+
+class Mixed(nn.Module):
+    """Two parameters of two types in one block, which FSDP2 refuses to shard."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.ones(8, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.own(x) * self.scale).float()
+
+
+def chosen(ranked: list[Plan], runs: int) -> str:
+    torch.manual_seed(1)
+    model, x, world = nn.Sequential(Mixed(), Mixed()), torch.ones(4, 8), join()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    network = Network("two ranks", 2, 1, 1e9, 1.1e-5, 1e9, 1e9, 1e-5, 0.0, 0.0, 2**33, 0.0, at_once=2.0)
+    known = Calibration(capture(model, x, optimizer="sgd"), network, Constants(), (MeasuredPlan(Plan(), 1e-3),) * runs)
+    wanted: list[dict[str, Any]] = []
+
+    def found(measured: Any, workers: int, batch: int, fixed: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
+        wanted.append(fixed)
+        return [one.to_json() for one in (ranked if len(wanted) == 1 else [Plan()])], ""
+
+    _auto._ranked = found  # type: ignore[assignment]
+    before = [one.detach().clone() for one in model.parameters()]
+    plan = _auto._carried_out(known, model, optimizer, (x,), world, {})
+    assert all(map(torch.equal, before, model.parameters()))
+    return plan.describe()
+
+
+SHARDED = Plan(shard="parameters")
+
+
+def test_what_the_model_refuses_is_not_chosen(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_ranks(chosen, 2, [SHARDED, Plan(shard="optimizer")], 1) == ["all data (optimizer sharded)"] * 2
+    assert capfd.readouterr().err.count("data (parameters sharded) is predicted to be faster, and is refused: the") == 1
+
+
+def test_data_parallelism_is_left_where_the_model_refuses_all_else() -> None:
+    assert run_ranks(chosen, 2, [SHARDED], 1) == ["all data"] * 2
+
+
+def test_where_no_copy_could_be_run_the_preferred_plan_is_taken_unseen() -> None:
+    assert run_ranks(chosen, 2, [SHARDED], 0) == ["all data (parameters sharded)"] * 2
+
+
+def test_a_plan_calls_the_hooks_of_the_program_with_whole_gradients() -> None:
+    model = nn.Linear(3, 4)
+    assert _auto._for_hooks(model) == {}
+    handle = model.weight.register_hook(lambda gradient: 2 * gradient)
+    alone = _auto._for_hooks(model)
+    assert alone["shard"] == "none"
+    assert alone["tensor_parallel_degree"] == alone["pipeline_parallel_degree"] == 1
+    handle.remove()
+    model.bias.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    assert _auto._for_hooks(model) == alone | {"accumulate": 1}

@@ -10,18 +10,21 @@ from typing import Any
 import torch
 
 from hocket.parallel.batches import called, mapped, samples_in
+from hocket.parallel.data import has_own_hooks, is_nonlinear
 from hocket.parallel.mesh import World
 from hocket.parallel.partition import DRY_RUNS
 from hocket.parallel.pipeline import SplitError, trace
 from hocket.parallel.state import check_elementwise
-from hocket.planner import AXES, Plan, PlanError, PlanFinding, search, with_reasons
+from hocket.planner import AXES, Plan, PlanError, PlanFinding, inner, search, with_reasons
 from hocket.workload import trial
 from hocket.workload.division import unchanged
 
 from ._calibrate import calibrate
 from ._kept import VARIABLE, busy, keep, key_of, key_with_loss, taken, unknown_word
 from ._loss import LossOfSample, loss_by_made_up_targets, with_loss
-from ._references import Calibration, maker_of
+from ._references import Calibration, is_untried, maker_of, why_refused
+
+_ALONE = {"shard": "none", **{axis.field: 1 for axis in inner()}}  # data parallelism alone
 
 
 def auto_plan(
@@ -70,16 +73,13 @@ def auto_plan(
     begin = time.perf_counter()
     _check_sample(model, inputs, world)
     measured = _measured(model, optimizer, inputs, world, seconds, loss_fn)
-    found: tuple[dict[str, Any] | None, str] = (None, "")
+    fixed: dict[str, Any] = {}
     if world.rank == 0:
-        fixed: dict[str, Any] = {} if _can_split(model, inputs) else {"pipeline_parallel_degree": 1}
+        fixed = {} if _can_split(model, inputs) else {"pipeline_parallel_degree": 1}
         if not _can_divide(optimizer):
             fixed |= {"shard": "none", **{axis.field: 1 for axis in AXES if axis.elementwise}}
-        found = _chosen(measured, world.size, batch, fixed)
-    document, refused = world.from_root(found)
-    if document is None:
-        raise PlanError(refused)
-    plan = Plan.from_json(document)
+        fixed |= _for_hooks(model)
+    plan = _carried_out(measured, model, optimizer, inputs, world, fixed)
     _say(world, f"the plan is {plan.resolve(world.size).describe()}, found in {time.perf_counter() - begin:.0f} s")
     return plan
 
@@ -192,17 +192,54 @@ def _say(world: World, line: str) -> None:
         print(f"hocket: {line}", file=sys.stderr, flush=True)
 
 
-def _chosen(
-    measured: Calibration, workers: int, batch: int, fixed: dict[str, Any]
-) -> tuple[dict[str, Any] | None, str]:
-    """Return the plan as JSON, or why there is none."""
+def _carried_out(
+    measured: Calibration, model: torch.nn.Module, optimizer: Any, inputs: Any, world: World, fixed: dict[str, Any]
+) -> Plan:
+    """Return the best plan that the model can be trained by; a collective operation.
+
+    What the search knows of a model does not tell all that a Trainer refuses: a copy takes a step by a plan that no
+    run has tried, if there is memory for one. Where none of the best can be carried out, data parallelism is left.
+    `fixed` and what was measured count on rank 0.
+
+    Raises:
+        PlanError: no plan fits; on every rank.
+    """
+    batch, preferred = samples_in(inputs), None
+    for given in (fixed, fixed | _ALONE):
+        found = _ranked(measured, world.size, batch, given) if world.rank == 0 else ([], "")
+        ranked, why = world.from_root(found)
+        if preferred is None and not ranked:
+            raise PlanError(why)
+        for plan in map(Plan.from_json, ranked):
+            preferred = preferred or plan
+            untried = measured.runs and is_untried(plan, measured, world.size, batch)
+            if not world.from_root(bool(untried) if world.rank == 0 else False):
+                return plan
+            reason = world.first(why_refused(plan, model, optimizer, inputs))
+            if not reason:
+                return plan
+            told = " ".join(reason.removeprefix("PlanError: ").split())
+            _say(world, f"{plan.resolve(world.size).describe()} is predicted to be faster, and is refused: {told}")
+    assert preferred is not None
+    return preferred  # whose refusal says what to do
+
+
+def _ranked(measured: Calibration, workers: int, batch: int, fixed: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
+    """Return the best plans as JSON, the one that is preferred first, or why there is none."""
     try:
-        best = search(
+        found = search(
             measured.workload, measured.network, workers=workers, batch=batch, constants=measured.constants, fixed=fixed
         )
     except PlanError as error:
-        return None, str(error)
-    return with_reasons(best).to_json(), ""
+        return [], str(error)
+    places = sorted(range(len(found.ranked)), key=lambda one: one != found.choice)
+    return [with_reasons(dataclasses.replace(found, choice=one)).to_json() for one in places], ""
+
+
+def _for_hooks(model: torch.nn.Module) -> dict[str, Any]:
+    """Return what plans must have that call the program's hooks on gradients as one device does."""
+    hooked = [one for one in model.parameters() if has_own_hooks(one)]
+    return (_ALONE if hooked else {}) | ({"accumulate": 1} if any(map(is_nonlinear, hooked)) else {})
 
 
 def _can_divide(optimizer: Any) -> bool:

@@ -266,6 +266,25 @@ def _in_memory(plans: Sequence[Plan], known: Calibration, workers: int, batch: i
     return found
 
 
+def is_untried(plan: Plan, known: Calibration, workers: int, batch: int) -> bool:
+    """Return whether no run was by such a plan, with other buckets or cuts at the most, and a copy fits in memory."""
+    plans = [one.resolve(workers) for one in (plan, *(run.plan for run in known.runs))]
+    same = [dataclasses.replace(one, bucket_bytes=None, split=(), predicted={}, reasons={}) for one in plans]
+    return same[0] not in same[1:] and bool(_in_memory([plan], known, workers, batch))
+
+
+def why_refused(plan: Plan, model: torch.nn.Module, optimizer: Any, inputs: Any) -> str:
+    """Return why copies of a model and its optimizer, which stay as they are, cannot train by a plan; "" if they can.
+
+    A collective operation.
+    """
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        reason = _built(plan, model, optimizer, inputs)[1]
+    gc.collect()  # trainers are held by the hooks that they hold
+    return reason
+
+
 def _built(plan: Plan, model: torch.nn.Module, optimizer: Any, inputs: Any) -> tuple[Callable[[], Any] | None, str]:
     """Return a step of the plan that was made once, or why there is none: each model fails in its own way."""
     with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # what is said of a plan that is only tried
