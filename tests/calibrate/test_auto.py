@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+import hocket
 from hocket.calibrate import Calibration, _auto, auto_plan
 from hocket.parallel.mesh import join
 from hocket.planner import Constants, MeasuredPlan, Network, Plan, PlanError
 from hocket.testing import run_ranks
-from hocket.workload import capture
+from hocket.workload import WorkloadError, capture
 
 
 def test_a_sample_with_targets_and_fewer_samples_than_workers_is_refused_with_what_to_pass() -> None:
@@ -88,3 +89,34 @@ def test_a_plan_calls_the_hooks_of_the_program_with_whole_gradients() -> None:
     handle.remove()
     model.bias.register_hook(lambda gradient: gradient.clamp(-1, 1))
     assert _auto._for_hooks(model) == alone | {"accumulate": 1}
+
+
+def failing(rank_of_nothing: int) -> str:
+    model = nn.Sequential(nn.Linear(3, 4))
+    model[0].weight.register_post_accumulate_grad_hook(lambda parameter: 1 // rank_of_nothing)
+    try:
+        auto_plan(model, torch.optim.SGD(model.parameters()), torch.ones(4, 3), join(), seconds=1.0)
+    except WorkloadError as error:
+        return str(error)
+    return ""
+
+
+def test_what_only_one_rank_measures_fails_on_every_rank() -> None:
+    told = "the model cannot be measured: ZeroDivisionError: integer division or modulo by zero"
+    assert run_ranks(failing, 2, 0) == [told] * 2
+
+
+def closure() -> str:
+    model = nn.Linear(3, 4)
+    try:
+        hocket.Trainer(model, nn.MSELoss(), torch.optim.LBFGS(model.parameters()), plan="auto", sample=torch.ones(4, 3))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_an_optimizer_that_no_plan_trains_with_is_refused_before_a_minute_of_measuring(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert all(said.startswith("LBFGS computes the loss several times") for said in run_ranks(closure, 2))
+    assert "automatic" not in capfd.readouterr().err

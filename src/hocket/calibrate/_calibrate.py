@@ -19,7 +19,7 @@ from hocket.parallel.mesh import World, join, link_of
 from hocket.parallel.partition import DRY_RUNS
 from hocket.parallel.pipeline import in_steps
 from hocket.planner import Plan, fitted
-from hocket.workload import Workload, capture, trial
+from hocket.workload import Workload, WorkloadError, capture, trial
 
 from ._measured_network import MEASURED, measured_network
 from ._overheads import degrees, with_overheads
@@ -105,13 +105,10 @@ def _workload(
     for done in range(_ROUNDS_OF_MODEL):  # by turns, and the fastest counts: the machine may be slow for a while
         if done and world.from_root(time.perf_counter() - begin) * (1 + 1 / done) > most_s:
             break
-        one = (
-            capture(model, part, optimizer=kind, degrees=degrees(world.size), dry_runs=DRY_RUNS)
-            if world.rank == 0
-            else None
-        )
-        found = world.from_root(one)
-        assert found is not None
+        own, failure = _captured(model, part, kind, world.size) if world.rank == 0 else (None, None)
+        found, told = world.from_root((own, failure and f"{type(failure).__name__}: {failure}"))
+        if found is None:
+            raise WorkloadError(f"the model cannot be measured: {told}") from failure
         captured.append(found)
         with trial(model, part) as step:
             steps = max(2, math.ceil(_ENOUGH_S / max(1e-6, found.forward_s + found.backward_s)))
@@ -122,6 +119,16 @@ def _workload(
     best = min(captured, key=lambda one: one.forward_s + one.backward_s)
     best = world.from_root(in_steps(best, model, part) if world.rank == 0 else best)
     return best, min(world.size, max(1.0, world.size * min(alone) / min(together)))
+
+
+def _captured(
+    model: torch.nn.Module, part: Any, optimizer: Any, ranks: int
+) -> tuple[Workload | None, Exception | None]:
+    """Return what is captured of a model, or what it failed with."""
+    try:
+        return capture(model, part, optimizer=optimizer, degrees=degrees(ranks), dry_runs=DRY_RUNS), None
+    except Exception as error:  # of a user's model or its hooks, while other ranks wait
+        return None, error
 
 
 def _steps_s(step: Callable[[], None], steps: int, device: torch.device) -> float:

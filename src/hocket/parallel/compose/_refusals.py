@@ -53,6 +53,18 @@ def check_arguments(model: Any, optimizer: Any, plan: Plan, update: UpdateTrial)
     if plan.recompute and plan.recompute_part != "layers":
         rule = f"the Trainer computes whole layers again, not {plan.recompute_part!r} alone"
         raise _refusal("recompute_part", rule, 'say recompute_part = "layers"')
+    check_pair(model, optimizer)
+
+
+def check_pair(model: Any, optimizer: Any) -> None:
+    """Refuse a model and an optimizer that no plan trains.
+
+    Raises:
+        TypeError: one is none.
+        ValueError: the model is another library's, the optimizer another model's, or it wants a closure.
+    """
+    check_plain(model)
+    check_optimizer(optimizer)
     mine = {id(p) for p in parameters_of(model)}
     if any(id(p) not in mine for group in optimizer.param_groups for p in group["params"]):
         raise ValueError("the optimizer has parameters that the model has not: make it of model.parameters()")

@@ -48,6 +48,7 @@ from ._open_loaders import OpenLoaders
 from ._passes import loss_of_model
 from ._predict import Predictor, is_loader, joined
 from ._preemption import Preemption
+from ._refusals import check_pair
 from ._step_errors import StepErrors
 from ._step_log import StepLog
 from ._watches import Watches
@@ -578,6 +579,7 @@ def _measured_plan(model: torch.nn.Module, optimizer: Any, sample: Any, world: _
             'plan="auto" trains the whole model to measure it, and this one has no memory yet; take a plan of '
             "`hocket plan`, which works by FLOPs and bytes"
         )
+    check_pair(model, optimizer)  # rather than after a minute
     plan: Plan = pkgutil.resolve_name(AUTO_PLANNER)(model, optimizer, sample, world, loss_fn=loss_fn)
     return plan
 
