@@ -116,22 +116,27 @@ def test_bad_input_is_one_clear_error_and_exit_code_2(hocket: Command, arguments
 
 
 @pytest.mark.parametrize(
-    ("place", "code", "said"),
-    [("", 141, b""), ("/dev/full", 1, b"hocket cluster: what was to be written is lost: No space left on device\n")],
+    ("words", "said"), [(["cluster", "list"], b"hocket cluster"), (["--help"], b"hocket"), (["--version"], b"hocket")]
 )
-def test_what_nobody_reads_or_no_disk_holds_has_an_exit_code_of_its_own(place: str, code: int, said: bytes) -> None:
+@pytest.mark.parametrize(
+    ("place", "code", "lost"),
+    [("", 141, b""), ("/dev/full", 1, b": what was to be written is lost: No space left on device\n")],
+)
+def test_what_nobody_reads_or_no_disk_holds_has_an_exit_code_of_its_own(
+    place: str, code: int, lost: bytes, words: list[str], said: bytes
+) -> None:
     """A pipe to `head` that is closed is neither a bad answer, nor success; a full disk is told."""
     if place:
         out = os.open(place, os.O_WRONLY)
     else:
         read, out = os.pipe()
         os.close(read)
-    command = [sys.executable, "-m", "hocket", "cluster", "list"]
+    command = [sys.executable, "-m", "hocket", *words]
     try:
         done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, timeout=deadline(60), check=False)
     finally:
         os.close(out)
-    assert (done.returncode, done.stderr) == (code, said)
+    assert (done.returncode, done.stderr) == (code, said + lost if lost else b"")
 
 
 def test_run_sums_up_in_json(hocket: Command, tmp_path: Path) -> None:

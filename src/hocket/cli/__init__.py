@@ -12,7 +12,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -95,8 +95,26 @@ def _open_closed() -> None:
             setattr(sys, name, opened)
 
 
+def _end_of_output(command: str, error: OSError) -> NoReturn:
+    """End the program if stdout takes no more; say so unless nobody reads it. Any other error is raised again."""
+    if error.errno not in (errno.EPIPE, errno.ENOSPC):
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is tried again at the exit
+    if error.errno == errno.EPIPE:
+        raise SystemExit(_UNREAD) from None
+    print(f"{command}: what was to be written is lost: {error.strerror}", file=sys.stderr)
+    raise SystemExit(1) from None
+
+
 class _Verbs(TyperGroup):
     """The verbs: none ends in a traceback after Ctrl-C, without an optional package, or where stdout takes no more."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line, and write what `--help` and `--version` ask for."""
+        try:
+            return super().parse_args(ctx, args)
+        except OSError as error:
+            _end_of_output("hocket", error)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb that was asked for, and what is under it."""
@@ -110,13 +128,7 @@ class _Verbs(TyperGroup):
         except OSError as error:
             if error.filename is not None and error.errno in _UNREACHABLE:
                 bad_input(ctx.invoked_subcommand, f"{os.fsdecode(error.filename)!r}: {error.strerror}")
-            if error.errno not in (errno.EPIPE, errno.ENOSPC):
-                raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is tried again at the exit
-            if error.errno == errno.EPIPE:
-                raise SystemExit(_UNREAD) from None
-            print(f"hocket {ctx.invoked_subcommand}: what was to be written is lost: {error.strerror}", file=sys.stderr)
-            raise SystemExit(1) from None
+            _end_of_output(f"hocket {ctx.invoked_subcommand}", error)
         except MissingExtraError as error:
             print(f"hocket {ctx.invoked_subcommand}: {error}", file=sys.stderr)
             raise SystemExit(BAD_INPUT) from None

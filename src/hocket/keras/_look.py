@@ -45,6 +45,7 @@ class BatchLook:
         untold: The name of a metric that the model or a layer updates by what parts do not add up to; "" for none.
         summed: What such metrics' variables have added up in a run, by path, by the samples' places, first and last.
         kept: What the model keeps besides weights and metrics after a run, by path, by the number of samples.
+        generators: torch's state after a run, by its seed and the number of samples.
         masked: Whether an output has a mask.
         training: As given.
         counts: How many outputs the model has, and how many losses its layers add.
@@ -63,6 +64,7 @@ class BatchLook:
         self.meets = self.added = self.state = self.untold = self.unknown = ""
         self.summed: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
         self.kept: dict[int, dict[str, torch.Tensor]] = {}
+        self.generators: dict[tuple[int, int], torch.Tensor] = {}
         self.whole_loss = False
         self.draws: set[str] = set()
         self.shapes: dict[int, list[tuple[int, ...]]] = {}
@@ -78,7 +80,8 @@ class BatchLook:
         probe.train(training)
         samples = samples_in(batch)
         places = torch.arange(samples)
-        found = look_apart(probe, ((*batch, places), {}), samples, summed=False)
+        generators = set[int]()
+        found = look_apart(probe, ((*batch, places), {}), samples, summed=False, drawn=generators)
         wrong = {} if found is None else found.wrong
         outputs, added = self.counts
         self.meets = next((said for place, said in wrong.items() if place < outputs), "")
@@ -89,11 +92,22 @@ class BatchLook:
         if known.learn(self.shapes):
             self.draws.add(_random.OTHER_AXIS)
         self.draws |= unlike(model)
+        if not (wrong or self.draws):
+            if self._draws_by_torch() or (training and _torch_dropout(model)):
+                self.draws.add(_random.BY_TORCH)
+            elif generators:
+                self.draws.add(_random.BY_PYTHON)
         if not (wrong or self.draws) and any(self.shapes.values()):
             self.shares = True
             found = look_apart(probe, ((*batch, places), {}), samples, summed=False)
             if found is not None and found.wrong:
                 self.draws.add(_random.MIXED)
+
+    def _draws_by_torch(self) -> bool:
+        """Return whether runs of more samples have drawn more; Keras' functions draw as much for any number here."""
+        first: dict[int, torch.Tensor] = {}
+        runs = ((first.setdefault(seed, state), state) for (seed, _), state in self.generators.items())
+        return not all(torch.equal(one, other) for one, other in runs)
 
     def error(self, name: str) -> str:
         """Return what refuses `name`, the model or a step of its own; "" for nothing."""
@@ -167,6 +181,7 @@ class _ModelProbe(torch.nn.Module):
                 y_pred = model(x, training=training) if model._call_has_training_arg else model(x)
             made = tensors_in(y_pred)
             if not look.shares:
+                look.generators.setdefault((torch.initial_seed(), len(places)), _torch_state())
                 look.kept[len(places)] = kept_by(model)
                 look.summed[part.begin, part.end] = {v.path: v.value.detach().double().clone() for v in summed}
             look.masked = any(mask_of(one) is not None for one in made)
@@ -188,6 +203,17 @@ def unlike(model: Any) -> set[str]:
     """Return what draws of a model are known to be others on ranks; a look sees one choice of such a layer."""
     found = any(isinstance(layer, keras.layers.RandAugment) for layer in model._flatten_layers())
     return {"RandAugment, whose Equalization goes by the batch"} if found else set()
+
+
+def _torch_state() -> torch.Tensor:
+    on_gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    return torch.cat([torch.get_rng_state(), *on_gpu])
+
+
+def _torch_dropout(model: Any) -> bool:
+    """Return whether layers have dropout of torch, which evaluates in a look."""
+    inner = (one for layer in model._flatten_layers() for one in layer.modules())
+    return any(isinstance(one, torch.nn.modules.dropout._DropoutNd) and one.p > 0 for one in inner)
 
 
 def kept_by(model: Any) -> dict[str, torch.Tensor]:

@@ -24,6 +24,8 @@ Unseeded = Callable[[Any, float, Callable[..., Any]], Any]
 _BY_SHAPE = ("normal", "uniform", "randint", "gamma", "binomial", "beta")
 _OTHERS = ("categorical", "shuffle")
 OTHER_AXIS = "a shape with samples along another axis than the first"
+BY_TORCH = "torch's own functions (torch.rand, torch.nn.Dropout)"
+BY_PYTHON = "functions of numpy or Python"
 MIXED = "shapes whose rows are not those of the samples one after the other"
 
 
