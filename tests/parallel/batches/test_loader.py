@@ -609,6 +609,13 @@ def test_a_loader_that_does_not_give_again_what_it_gave_is_told() -> None:
     assert found != left
 
 
+def test_random_numbers_of_persistent_workers_are_told_with_what_to_say() -> None:
+    more: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "fork", "persistent_workers": True}
+    with pytest.warns(UserWarning, match=r"of the epochs before: say persistent_workers=False"):
+        left, found = _interrupted(lambda: DataLoader(Streams(), batch_size=4, **more), 1)
+    assert found != left
+
+
 RNG = np.random.default_rng(0)
 
 

@@ -253,11 +253,13 @@ class SharedLoader:
         """Warn if the last batch that was left out is not the one that the run before has used."""
         mark, self._mark = self._mark, None
         if mark is not None and mark != _mark(last) and self.world.rank == 0:
+            lasting = getattr(self.loader, "persistent_workers", False)
+            remedy = "; persistent workers go on with random numbers of the epochs before: say persistent_workers=False"
             warn(
                 f"the loader's batch {self._begun - self._by_index - 1} of epoch {self._position - 1} is not the one "
                 "that the checkpoint's run has used: from here on, training takes other samples than one that nothing "
                 "has interrupted. The data, the size of batches, or what a sampler or data set keeps between epochs "
-                "differs",
+                f"differs{remedy * lasting}",
             )
 
     def _take_skip(self) -> int:
