@@ -31,9 +31,9 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))  # ranks are started with this file's path
 
 import hocket
-from benchmarks.plans import evened, is_measured, median_and_worst, timed, usual
+from benchmarks.plans import evened, median_and_worst, predictions, timed, usual
 from hocket.calibrate import calibrate
-from hocket.planner import Plan, PlanError, admissible_plans, predict, preferred
+from hocket.planner import Plan, PlanError, preferred
 
 TURNS = 12
 RANKS = 2
@@ -176,9 +176,7 @@ def rank_main(name: str, file: Path, within_s: float) -> None:
     text: dict[str, Any] = {"model": name, "world": world, "seconds": time.perf_counter() - began}
     given: list[Any] = [None]
     if rank == 0:
-        plans = admissible_plans(found.workload, found.network, workers=world, batch=size, fixed={"recompute": False})
-        foretold = partial(predict, workload=found.workload, cluster=found.network, workers=world, batch=size)
-        each = [foretold(plan, constants=found.constants) for plan in plans if is_measured(plan)]
+        each = predictions(found, world, size)
         given = [
             [{"plan": p.plan.to_json(), "predicted_s": p.step_s, "interval_s": p.interval_s} for p in each],
         ]

@@ -30,10 +30,10 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[1]))  # ranks are started with this file's path
 
 import hocket
-from benchmarks.plans import WORKLOADS, is_measured, median_and_worst, setting, timed, usual
+from benchmarks.plans import WORKLOADS, median_and_worst, predictions, setting, timed, usual
 from hocket.calibrate import calibrate, including_loss
 from hocket.parallel.mesh import join
-from hocket.planner import Plan, PlanError, admissible_plans, predict
+from hocket.planner import Plan, PlanError
 
 SECONDS = 20.0
 WITHIN, EVERY = 2.0, 3  # times the fastest; one of so many
@@ -50,16 +50,9 @@ def predicted(name: str, out: Path) -> None:
     world = join()
     if world.rank == 0:
         found = including_loss(found, made.model, optimizer, batch[:-1], world, made.loss_fn)
-        plans = admissible_plans(
-            found.workload, found.network, workers=world.size, batch=size, fixed={"recompute": False}
-        )
-        foretold = partial(predict, workload=found.workload, cluster=found.network, workers=world.size, batch=size)
-        each = [foretold(plan, constants=found.constants) for plan in plans if is_measured(plan)]
-        each.sort(key=lambda one: one.step_s)
         rows = [
             {"plan": one.plan.to_json(), "predicted_s": one.step_s, "interval_s": one.interval_s, "rounds": []}
-            for one in each
-            if one.step_s <= WITHIN * each[0].step_s
+            for one in predictions(found, world.size, size, WITHIN)
         ]
         text = {"workload": name, "world": world.size, "at": time.strftime("%Y-%m-%d %H:%M"), "rows": rows[::EVERY]}
         out.write_text(json.dumps(text, indent=1))
