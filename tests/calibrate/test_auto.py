@@ -123,3 +123,46 @@ def test_an_optimizer_that_no_plan_trains_with_is_refused_before_a_minute_of_mea
     for refused, said in run_ranks(closure, 2):
         assert refused.startswith("LBFGS computes the loss several times")
         assert said == []
+
+
+def hooked(rank: int, hook: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    model = nn.Linear(4, 4)
+    if join().rank == rank:
+        model.weight.register_hook(hook)
+    return model, torch.optim.SGD(model.parameters(), 0.1)
+
+
+def hooked_on(rank: int) -> tuple[list[str], dict[str, Any]]:
+    """What is refused, and what of a plan is fixed, for a model of which one rank alone has a hook."""
+    found, wanted = [], list[dict[str, Any]]()
+    for plan, hook in (
+        (Plan(shard="optimizer"), lambda gradient: None),
+        (Plan(), lambda gradient: None),
+        (Plan(), lambda gradient: gradient.clamp(-1, 1)),
+    ):
+        model, optimizer = hooked(rank, hook)
+        try:
+            hocket.Trainer(model, nn.MSELoss(), optimizer, plan)
+            found.append("")
+        except ValueError as error:
+            found.append(str(error))
+
+    def carried_out(*given: Any) -> Plan:
+        wanted.append(given[-1])
+        return Plan()
+
+    _auto._carried_out = carried_out
+    _auto._measured = lambda *given: None  # type: ignore[assignment, return-value]
+    auto_plan(*hooked(rank, lambda gradient: None), torch.ones(4, 4), join())
+    return found, wanted[0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_hook_on_one_rank_alone_counts_for_all(rank: int) -> None:
+    results = run_ranks(hooked_on, 2, rank)
+    assert results[0][1] == _auto._ALONE
+    for (sharded, plain, changed), _ in results:
+        assert "the program has a hook on the gradient of parameter 'weight', and no rank" in sharded
+        assert not plain
+        assert changed.startswith(f"rank {rank} has a hook that changes the gradient of 'weight', and other ranks")

@@ -73,12 +73,15 @@ def auto_plan(
     begin = time.perf_counter()
     _check_sample(model, inputs, world)
     measured = _measured(model, optimizer, inputs, world, seconds, loss_fn)
+    for_hooks: dict[str, Any] = {}
+    for one in world.from_all(_for_hooks(model)):  # some log on one rank alone
+        for_hooks |= one
     fixed: dict[str, Any] = {}
     if world.rank == 0:
         fixed = {} if _can_split(model, inputs) else {"pipeline_parallel_degree": 1}
         if not _can_divide(optimizer):
             fixed |= {"shard": "none", **{axis.field: 1 for axis in AXES if axis.elementwise}}
-        fixed |= _for_hooks(model)
+        fixed |= for_hooks
     plan = _carried_out(measured, model, optimizer, inputs, world, fixed)
     _say(world, f"the plan is {plan.resolve(world.size).describe()}, found in {time.perf_counter() - begin:.0f} s")
     return plan

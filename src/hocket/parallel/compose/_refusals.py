@@ -13,7 +13,7 @@ from hocket import comm
 from hocket.planner import AXES, Plan, PlanError, PlanFinding, inner
 from hocket.schedule import ScheduleError
 
-from ..data import blocks, has_own_hooks, is_nonlinear
+from ..data import blocks, changes_gradient, has_own_hooks, is_nonlinear
 from ..mesh import Mesh
 from ..pipeline import Pipeline
 from ..state import UpdateTrial, check_elementwise, is_excluded, parameters_of
@@ -199,21 +199,36 @@ def check_types(model: torch.nn.Module) -> None:
 def check_gradient_hooks(parameters: Mapping[str, torch.nn.Parameter], plan: Plan, mesh: Mesh) -> None:
     """Refuse hooks of the program on parameters where the plan would call them with other gradients than one device.
 
+    A collective operation: a program may have hooks on one rank alone, to log there, say.
+
     Raises:
-        PlanError: no rank has a parameter's whole gradient, or parts of a batch meet a hook that is not linear.
+        PlanError: no rank has a parameter's whole gradient, or parts of a batch meet a hook that is not linear; on
+            every rank.
+        ValueError: some ranks alone have a hook that changes a gradient; on every rank.
     """
-    hooked = {name: p for name, p in parameters.items() if has_own_hooks(p)}
-    if not hooked:
-        return
-    where = f"the program has a hook on the gradient of parameter {next(iter(hooked))!r}"
-    remedy = "take the hook off, and do its work in the optimizer, or take a plan of data parallelism alone"
-    plain = Plan()
-    fields = ["shard", "priority", "embeddings", *(axis.field for axis in inner())]
-    changed = [field for field in fields if getattr(plan, field) != getattr(plain, field)]
-    if changed and mesh.whole.size > 1:
-        raise _refusal(changed[0], f"{where}, and no rank would call it with this parameter's whole gradient", remedy)
-    if plan.accumulate > 1 and any(map(is_nonlinear, hooked.values())):
-        raise _refusal("accumulate", f"{where}, which is not linear, and would be called for parts of a batch", remedy)
+    refused: tuple[str, str, str] | None = None
+    if hooked := {name: p for name, p in parameters.items() if has_own_hooks(p)}:
+        where = f"the program has a hook on the gradient of parameter {next(iter(hooked))!r}"
+        remedy = "take the hook off, and do its work in the optimizer, or take a plan of data parallelism alone"
+        plain = Plan()
+        fields = ["shard", "priority", "embeddings", *(axis.field for axis in inner())]
+        changed = [field for field in fields if getattr(plan, field) != getattr(plain, field)]
+        if changed and mesh.whole.size > 1:
+            rule = f"{where}, and no rank would call it with this parameter's whole gradient"
+            refused = changed[0], rule, remedy
+        elif plan.accumulate > 1 and any(map(is_nonlinear, hooked.values())):
+            refused = "accumulate", f"{where}, which is not linear, and would be called for parts of a batch", remedy
+    if (said := mesh.whole.first(refused)) is not None:
+        raise _refusal(*said)
+    alone = hooked.keys() - set.intersection(*mesh.whole.from_all(set(hooked)))
+    apart = next((name for name in sorted(alone) if changes_gradient(hooked[name])), None)
+    rank_and_name = mesh.whole.first(None if apart is None else (mesh.whole.rank, apart))
+    if rank_and_name is not None:
+        rank, name = rank_and_name
+        raise ValueError(
+            f"rank {rank} has a hook that changes the gradient of {name!r}, and other ranks have none: their "
+            "parameters would become different ones. Register it on every rank"
+        )
 
 
 def check_tied(pipeline: Pipeline, plan: Plan, mesh: Mesh) -> None:

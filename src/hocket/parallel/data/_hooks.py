@@ -284,6 +284,22 @@ def is_nonlinear(parameter: torch.Tensor) -> bool:
     return bool(own_hooks(after)) or not all(_is_linear(before[key], parameter) for key in own_hooks(before))
 
 
+def changes_gradient(parameter: torch.Tensor) -> bool:
+    """Return whether a hook of the program gives a parameter another gradient, from one that is made up.
+
+    One that comes after accumulation is not tried: it would find no gradient.
+    """
+    before, _ = _hooks_of(parameter)
+    probe = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(parameter)
+    with torch.no_grad():
+        for hook in map(before.__getitem__, own_hooks(before)):
+            given = probe.clone()
+            result = (hook.call if isinstance(hook, DeferredHook) else hook)(given)
+            if not torch.equal(given if result is None else result, probe):
+                return True
+    return False
+
+
 def _hooks_of(parameter: torch.Tensor) -> tuple[dict[int, Any], dict[int, Any]]:
     """Return the hooks of a parameter, by key: those before its gradient is accumulated, and those after."""
     return parameter._backward_hooks or {}, getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
