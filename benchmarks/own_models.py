@@ -32,7 +32,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # ranks are started with thi
 
 import hocket
 from benchmarks.plans import evened, median_and_worst, predictions, timed, usual
-from hocket.calibrate import calibrate
+from hocket.calibrate import calibrate, including_loss
+from hocket.parallel.mesh import join
 from hocket.planner import Plan, PlanError, preferred
 
 TURNS = 12
@@ -172,7 +173,10 @@ def rank_main(name: str, file: Path, within_s: float) -> None:
     model, inputs = MODELS[name]()
     size = len(inputs)
     began = time.perf_counter()
-    found = calibrate(model, torch.optim.Adam(model.parameters()), (inputs,), seconds=within_s)
+    optimizer = torch.optim.Adam(model.parameters())
+    found = calibrate(model, optimizer, (inputs,), seconds=within_s)
+    if rank == 0:
+        found = including_loss(found, model, optimizer, (inputs,), join(), loss_of)
     text: dict[str, Any] = {"model": name, "world": world, "seconds": time.perf_counter() - began}
     given: list[Any] = [None]
     if rank == 0:

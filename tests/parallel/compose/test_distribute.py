@@ -439,10 +439,45 @@ SINGLE = {
 }
 
 
-def _told_of_one_sample() -> set[str]:
-    """Return the losses of which a loop is told that gives each rank one sample."""
+QUEUE = torch.randn(5, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+def _entropy(rows: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(nn.functional.normalize(rows) @ classes.T, torch.arange(len(rows)))
+
+
+COMPARED = {
+    "negatives of the batch": _entropy,
+    "and a term of each": lambda x, y: nn.functional.mse_loss(x, y) + 0.1 * _entropy(x, y),
+    "pairs, each with a sigmoid": lambda x, y: (
+        -((2 * torch.eye(len(x)) - 1) * (x @ (x * y).T)).sigmoid().log().sum(1).mean()
+    ),
+    "triplet by flip": lambda x, y: nn.functional.triplet_margin_loss(x, y, x.flip(0)),
+    "triplet by roll": lambda x, y: nn.functional.triplet_margin_loss(x, y, y.roll(1, 0)),
+    "mined": lambda x, y: (torch.cdist(x, x).max(1).values - torch.cdist(x, y).min(1).values + 0.2).relu().mean(),
+    "normalised": lambda x, y: -(x.mean(1) * (y[:, 0] - y[:, 0].mean())).mean(),
+    "deviation": lambda x, _: (1 - (x.var(0, unbiased=False) + 1e-4).sqrt()).relu().mean(),
+}
+ALONE = {
+    "negatives of a queue": lambda x, y: nn.functional.cross_entropy(
+        torch.cat([(x * y).sum(1, keepdim=True), x @ QUEUE.T], 1), torch.zeros(len(x), dtype=torch.int64)
+    ),
+    "a hinge": lambda x, _: nn.functional.mse_loss(x, x * 0 + 1) + (x.abs() - 1e3).relu().mean(),
+    "a product of each": lambda x, y: -torch.einsum("bd,bd->b", x, y).sigmoid().log().mean(),
+    "flipped features": lambda x, y: (x * y.flip(1) * x.roll(2, 1)).mean(),
+    "by count": lambda x, y: (x - y).square().mean(1).sum() / len(x),
+    "by a tensor": lambda x, y: ((x - y).square().mean(1) * (y[:, 0] > -1)).sum() / (y[:, 0] > -1).sum().clamp(min=1),
+}
+RIGHT = SINGLE | ALONE
+COUNTED = {
+    "a count of Python": lambda x, y: (x - y).square().mean(1)[y[:, 0] > 0.1].sum() / max(1, int((y[:, 0] > 0.1).sum()))
+}
+
+
+def _told_of_one_sample(losses: str, words: str) -> set[str]:
+    """Return those of such losses, by the name of their table, of which a loop is told that has one sample a rank."""
     found = set()
-    for name, loss in SINGLE.items():
+    for name, loss in globals()[losses].items():
         torch.manual_seed(0)
         net = nn.Linear(4, 6).double()
         data = TensorDataset(torch.randn(4, 4).double(), torch.rand(4, 6).double())
@@ -454,9 +489,22 @@ def _told_of_one_sample() -> set[str]:
                 optimizer.zero_grad()
                 loss(model(x), y).backward()
                 optimizer.step()
-        found |= {name for one in told if "each rank has one sample" in str(one.message)}
+        found |= {name for one in told if words in str(one.message)}
     return found
 
 
 def test_a_loss_of_one_sample_that_is_no_usual_mean_is_told() -> None:
-    assert run_ranks(_told_of_one_sample, 2)[0] == {"dice of the batch", "root", "dice of classes", "entropy of a mean"}
+    told = run_ranks(_told_of_one_sample, 2, "SINGLE", "each rank has one sample")[0]
+    assert told == {"dice of the batch", "root", "dice of classes", "entropy of a mean"}
+
+
+def test_a_loss_that_compares_one_sample_with_none_is_told() -> None:
+    """With two samples for each rank they were refused; with one all was silent, and up to 1.4 off."""
+    assert run_ranks(_told_of_one_sample, 2, "COMPARED", "seems to compare samples")[0] == set(COMPARED)
+    assert run_ranks(_told_of_one_sample, 2, "RIGHT", "seems to compare samples")[0] == set()
+
+
+def test_a_count_of_one_sample_that_is_a_number_of_python_is_told() -> None:
+    """It is 1 on each rank where anything counts: 7e-1 off, and silent."""
+    assert run_ranks(_told_of_one_sample, 2, "COUNTED", "divides a sum by 1")[0] == set(COUNTED)
+    assert run_ranks(_told_of_one_sample, 2, "RIGHT", "divides a sum by 1")[0] == set()

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -80,6 +81,14 @@ def of_meta_learning(model: Any, net: nn.Module, x: Tensor, y: Tensor) -> Tensor
         return torch.stack(losses).mean()
 
 
+def of_an_edge(model: Any, net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """A penalty of what each sample's output changes the loss by, asked for by its edge in the graph."""
+    outputs = model(x)
+    losses = F.cross_entropy(outputs, y, reduction="none")
+    (slopes,) = torch.autograd.grad(losses.sum(), [get_gradient_edge(outputs)], create_graph=True)
+    return losses.mean() + slopes.square().sum(1).mean()
+
+
 def trained(loss_of: Callable[..., Tensor], alone: bool, samples: int) -> Result:
     net: Any = Ode() if loss_of is not of_meta_learning else nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
     torch.manual_seed(1)
@@ -102,10 +111,33 @@ def trained(loss_of: Callable[..., Tensor], alone: bool, samples: int) -> Result
 
 
 @pytest.mark.parametrize("samples", [17, 19])  # one and three in the last batch
-@pytest.mark.parametrize("loss_of", [of_an_adjoint, of_masked, of_meta_learning])
+@pytest.mark.parametrize("loss_of", [of_an_adjoint, of_masked, of_meta_learning, of_an_edge])
 def test_gradients_that_are_asked_for_are_not_weighed(loss_of: Callable[..., Tensor], samples: int) -> None:
     losses, ends = trained(loss_of, True, samples)
     for seen, weights in run_ranks(trained, 2, loss_of, False, samples):
         np.testing.assert_allclose(seen, losses, rtol=1e-12)
         for mine, theirs in zip(weights, ends, strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-13)
+
+
+def said_of_edges() -> list[str]:
+    """Return what is said of a back-propagation from an edge, and of gradients of an edge that ends at a parameter."""
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    net = nn.Linear(4, 2)
+    model, _, loader = hocket.distribute(net, torch.optim.SGD(net.parameters(), 0.1), DataLoader(TensorDataset(x), 4))
+    (batch,) = next(iter(loader))
+    loss = model(batch).square().mean()
+    edges: Any = get_gradient_edge(loss), get_gradient_edge(net.weight)
+    said = []
+    for call in (lambda: torch.autograd.backward(edges[0]), lambda: torch.autograd.grad(loss, edges[1])):
+        with pytest.raises(RuntimeError) as error:
+            call()
+        said.append(str(error.value))
+    return said
+
+
+def test_gradients_of_edges_are_those_of_tensors_or_refused() -> None:
+    """They ended in `'GradientEdge' object has no attribute 'numel'`."""
+    for backward, asked in run_ranks(said_of_edges, 2):
+        assert "give it the loss itself" in backward
+        assert "without averaging them over ranks" in asked

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from ._modes import outside_compiler
 
@@ -47,6 +48,7 @@ _OF_GRAD = (
     "grad_outputs", "retain_graph", "create_graph", "only_inputs", "allow_unused", "is_grads_batched",
     "materialize_grads",
 )  # fmt: skip
+_SINGLE = torch.Tensor, GradientEdge
 _listeners = itertools.count()
 _wrapped: list[Any] = []
 _asked: list[None] = []  # one for each torch.autograd.grad that runs now, on any thread
@@ -71,8 +73,8 @@ def before_backward(listener: Any) -> None:
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not _tells():
                 return plain_grad(outputs, inputs, *args, **kwargs)
-            wanted = [inputs] if isinstance(inputs, torch.Tensor) else (inputs := list(inputs))
-            roots = [outputs] if isinstance(outputs, torch.Tensor) else (outputs := list(outputs))
+            wanted = [inputs] if isinstance(inputs, _SINGLE) else (inputs := list(inputs))
+            roots = [outputs] if isinstance(outputs, _SINGLE) else (outputs := list(outputs))
             given = {**dict(zip(_OF_GRAD, args, strict=False)), **kwargs}
             return _tell_of_gradients(roots, wanted, given, lambda: plain_grad(outputs, inputs, *args, **kwargs))
 
@@ -81,7 +83,7 @@ def before_backward(listener: Any) -> None:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if not _tells():
                 return plain(tensors, *args, **kwargs)
-            roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            roots = [tensors] if isinstance(tensors, _SINGLE) else list(tensors)
             return _tell_of_backward(roots, lambda: plain(tensors, *args, **kwargs))
 
         torch.autograd.backward = backward
@@ -90,7 +92,7 @@ def before_backward(listener: Any) -> None:
     _before_backward[next(_listeners)] = listener
 
 
-def _tell_of_backward(roots: list[torch.Tensor], run: Callable[[], Any]) -> Any:
+def _tell_of_backward(roots: list[Any], run: Callable[[], Any]) -> Any:
     """Run a back-propagation, of which listeners are told before."""
     for one in list(_before_backward.values()):
         one.backward_begins(roots)
@@ -99,15 +101,26 @@ def _tell_of_backward(roots: list[torch.Tensor], run: Callable[[], Any]) -> Any:
 
 
 def _tell_of_gradients(roots: Any, wanted: Any, given: dict[str, Any], run: Callable[[], Any]) -> Any:
-    """Return gradients that `run` gives, of which listeners are told before and after it."""
+    """Return gradients that `run` gives, of which listeners are told before and after it.
+
+    In place of edges of the graph, those of parameters are told of, and no others; nobody is told of theirs after it.
+    """
+    tensors = [[one for one in map(_tensor, some) if one is not None] for some in (roots, wanted)]
     for one in list(_before_backward.values()):
-        one.gradients_of(roots, wanted)
+        one.gradients_of(*tensors)
     with _telling():
         made = run()
+    if any(isinstance(one, GradientEdge) for one in (*roots, *wanted)):
+        return made
     again = functools.partial(_gradients_again, given)
     for one in list(_before_backward.values()):
         one.gradients_made(roots, wanted, made, again)
     return made
+
+
+def _tensor(one: Any) -> torch.Tensor | None:
+    """Return a tensor as it is, and the leaf of an edge that ends at one; None for another edge."""
+    return getattr(one.node, "variable", None) if isinstance(one, GradientEdge) else one
 
 
 def _tells() -> bool:

@@ -23,6 +23,7 @@ from ..batches import (
     TracedNumber,
     divisor_of_shares,
     is_one_by_one,
+    is_plain,
     mapped,
     plain,
     tensors_in,
@@ -221,6 +222,13 @@ class BatchSizes(TorchFunctionMode, Numbers):
         share = samples / self._total
         by_size = (a for (a, is_sum), (b, _) in zip(mine, theirs, strict=True) if is_sum and _near(a * share, b))
         return tuple(1 / (a * samples) for a in by_size)
+
+    def by_one(self, loss: torch.Tensor, samples: int) -> bool:
+        """Return whether a loss of one sample divides a sum by 1, a number that is not computed from `len(batch)`."""
+        if samples != 1 or not self.covers or loss.grad_fn is None or loss in self._others:
+            return False
+        by = (one.divisor for one in terms(loss, samples) if one.is_sum)
+        return any(one is not None and is_plain(one) and abs(float(one)) == 1 for one in by)
 
 
 def _asked_by_program() -> bool:

@@ -115,13 +115,13 @@ def outputs_apart(passes: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor
 
 def taken_beside(loss: torch.Tensor, tensors: Sequence[torch.Tensor], made: set[int]) -> list[torch.Tensor | None]:
     """Return the tensors of which a loss was computed otherwise than by outputs; None in place of others."""
-    nodes = set(_behind(loss.grad_fn, made)) if tensors else set()
+    nodes = set(behind(loss.grad_fn, made)) if tensors else set()
     return [one if one.grad_fn in nodes else None for one in tensors]
 
 
 def gathered(loss: torch.Tensor, made: set[int], ranks: int) -> bool:
     """Return whether a loss was computed from what all ranks' models gave, by collectives that have a gradient."""
-    return any(torch_adapter.sums_over_ranks(one, ranks) for one in _behind(loss.grad_fn, made))
+    return any(torch_adapter.sums_over_ranks(one, ranks) for one in behind(loss.grad_fn, made))
 
 
 def samples_paired(loss: torch.Tensor, made: set[int], samples: int) -> bool:
@@ -131,7 +131,7 @@ def samples_paired(loss: torch.Tensor, made: set[int], samples: int) -> bool:
     of all probabilities (a Dice loss); and where the absolute value of a mean over samples is taken, or the largest of
     the means of groups.
     """
-    nodes = list(_behind(loss.grad_fn, made)) if samples > 1 else []
+    nodes = list(behind(loss.grad_fn, made)) if samples > 1 else []
     apart = any(takes_one(one, samples) for one in nodes)
     for node in nodes:
         below = [one for one, _ in node.next_functions]
@@ -139,7 +139,7 @@ def samples_paired(loss: torch.Tensor, made: set[int], samples: int) -> bool:
             return True
         if kind_of(node) == "Div" and len(below) == 2 and None not in below and not apart:
             sums = [
-                one for one in _behind(below[1], made) if kind_of(one) == "Sum" and _over_samples(one, made, samples)
+                one for one in behind(below[1], made) if kind_of(one) == "Sum" and _over_samples(one, made, samples)
             ]
             if any(sizes_of(one)[0] == samples and torch_adapter.reaches(one, made) for one in sums):
                 return True
@@ -155,7 +155,7 @@ def bends_one(loss: torch.Tensor, made: set[int]) -> bool:
 
     What goes over the first dimension, of size one or put together with others, does so in a batch, too.
     """
-    nodes = list(_behind(loss.grad_fn, made))
+    nodes = list(behind(loss.grad_fn, made))
     if any(takes_one(one, 1) for one in nodes):
         return False
     for node in nodes:
@@ -165,7 +165,7 @@ def bends_one(loss: torch.Tensor, made: set[int]) -> bool:
         straight = not all(with_samples) if kind == "Mul" else not any(with_samples[1:]) if kind == "Div" else False
         if straight or kind in (*_STRAIGHT, *SAME_VALUES):
             continue
-        if any(_over_one(one, made) for root in below for one in _behind(root, made)):
+        if any(_over_one(one, made) for root in below for one in behind(root, made)):
             return True
     return False
 
@@ -176,7 +176,7 @@ def _over_one(node: Any, made: set[int]) -> bool:
         return False
     merged = (
         kind_of(one) in _VIEWS and sizes_of(one)[:1] == (1,) != torch_adapter.result_sizes(one)[:1]
-        for one in _behind(node, made)
+        for one in behind(node, made)
     )
     over = _over_samples(node, made, 1) or (_goes_over_first(node) and any(merged))
     return over and torch_adapter.reaches(node, made)
@@ -196,7 +196,7 @@ def form_of(loss: torch.Tensor, made: set[int], samples: int) -> frozenset[Any]:
     Of one that the model has computed, with nothing beside it, they are the last few.
     """
     counts: dict[Any, int] = {}
-    for node in itertools.islice(_behind(loss.grad_fn, made), _OPERATORS if made else _FEW):
+    for node in itertools.islice(behind(loss.grad_fn, made), _OPERATORS if made else _FEW):
         selects = kind_of(node) in ("Index", "IndexSelect", "MaskedSelect", "Gather")
         one = node.name(), selects and torch_adapter.result_sizes(node)[:1] != (samples,), is_zeroed(node)
         counts[one] = min(counts.get(one, 0) + 1, _OFTEN)
@@ -205,7 +205,7 @@ def form_of(loss: torch.Tensor, made: set[int], samples: int) -> frozenset[Any]:
 
 def _has_mean(root: Any, made: set[int], samples: int) -> bool:
     """Return whether a value was computed from a sum or mean over the samples of a batch."""
-    for node in _behind(root, made):
+    for node in behind(root, made):
         reduces = kind_of(node) in ("Mean", "Sum", "Nansum") or _reduction(node) in (1, 2)
         adds = _adds_samples(node, samples) or (reduces and _over_samples(node, made, samples))
         if adds and torch_adapter.reaches(node, made):
@@ -316,15 +316,15 @@ def samples_compete(loss: torch.Tensor, made: set[int], samples: int) -> str:
     The largest of a rank's samples are not those of the batch, and no derivative shows it. What the model does inside
     is not looked at.
     """
-    for node in _behind(loss.grad_fn, made):
+    for node in behind(loss.grad_fn, made):
         kind = kind_of(node)
         ranks = kind in _RANKING and _over_samples(node, made, samples) and torch_adapter.reaches(node, made)
-        if ranks and not any(takes_one(one, samples) for one in _behind(node, made)):
+        if ranks and not any(takes_one(one, samples) for one in behind(node, made)):
             return kind.lower()
     return ""
 
 
-def _behind(root: Any, made: set[int]) -> Iterator[Any]:
+def behind(root: Any, made: set[int]) -> Iterator[Any]:
     """Yield the operators from the root, of a loss say, to the model's outputs, whose places are `made`; each once."""
     todo, seen = deque([root]), set[Any]()
     while todo:
@@ -338,7 +338,7 @@ def _behind(root: Any, made: set[int]) -> Iterator[Any]:
 
 def is_listed(loss: torch.Tensor, made: set[int]) -> bool:
     """Return whether something is put together in a loss of which there is one now: `torch.stack(losses).mean()`."""
-    return any(kind_of(one) in ("Stack", "Cat") and len(one.next_functions) == 1 for one in _behind(loss.grad_fn, made))
+    return any(kind_of(one) in ("Stack", "Cat") and len(one.next_functions) == 1 for one in behind(loss.grad_fn, made))
 
 
 def _saved_dims(node: Any) -> tuple[int, ...]:

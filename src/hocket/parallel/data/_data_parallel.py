@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Any, Final, Literal, TypeVar, cast
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from hocket.comm import torch_adapter
 
@@ -273,6 +274,11 @@ class DataParallel(StandsForModule):
         if reducer is None:
             return
         reducer.due = False
+        if any(isinstance(one, GradientEdge) for one in roots):
+            raise RuntimeError(
+                "torch.autograd.backward was given an edge of the graph, of which nothing tells by what a rank's loss "
+                "is weighted: give it the loss itself, as loss.backward() does"
+            )
         if self._passes.several and not _aside.get():
             self._weigh_passes(reducer, roots)
         note = self._latest

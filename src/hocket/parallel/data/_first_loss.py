@@ -10,6 +10,7 @@ from hocket._program import warn
 from ..batches import BatchShard, divisors, is_empty
 from ..mesh import World
 from ._apart import PADDED, Apart
+from ._compared import compares_samples
 from ._coupling import (
     bends_one,
     gathered,
@@ -51,6 +52,8 @@ class FirstLoss(NamedTuple):
     """The length to which samples are padded; 0 where that is not known."""
     blind: bool
     """Whether there is one sample, so that nothing shows whether samples meet."""
+    alone: bool
+    """Whether there is one sample, and the loss compares samples."""
     empty: bool
     """Whether nothing counts in it, so that it does not show what it is."""
 
@@ -89,6 +92,7 @@ def first_loss(
         padded=padded,
         length=0 if apart is None else apart.length,
         blind=looked and samples == 1 and (not divisors(loss, samples) or bends_one(loss, made)),
+        alone=looked and samples == 1 and compares_samples(loss, given, made),
         empty=not samples or (single and (loss.grad_fn is None or is_empty(loss.grad_fn))),
     )
 
@@ -170,6 +174,15 @@ def _tell(everyone: Sequence[FirstLoss], share: BatchShard) -> None:
             "that of one device): right if each sample has a loss of its own, and the loss is their mean. A first "
             "batch with two samples for each rank shows it; hocket.Trainer compares such a loss with that of the "
             "whole batch",
+        )
+    if any(one.alone for one in everyone) and all(one.alone or one.empty for one in everyone):
+        warn(
+            "each rank has one sample of the batch, and the loss seems to compare samples (in-batch negatives, a "
+            "triplet, a statistic of the batch): it puts them in another order, makes a matrix of samples by samples, "
+            "or has a term that does not depend on what the model gave. One device compares those of the whole batch. "
+            "Gather what is compared with a collective that has a gradient (torch.distributed.nn.functional."
+            "all_gather), or take hocket.Trainer with a plan that does not cut batches. All is right if that term has "
+            "nothing to count in this batch, or a factor of zero",
         )
     if everyone[0].summed == "small":
         warn(SMALL_SUM.format(share.samples, share.world))

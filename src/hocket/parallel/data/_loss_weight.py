@@ -233,7 +233,7 @@ class LossWeights:
             RuntimeError: a statistic of the batch is in it, or a count to which something is added, or what the loop
                 keeps; on every rank alike.
         """
-        mine, samples = (0.0, *[False] * 7), share.samples
+        mine, samples, by_one = (0.0, *[False] * 7), share.samples, not share.samples
         constants: set[float] | None = set() if samples else None  # then it is not known what one divides by
         ratio, besides = 0.0, tuple[float, ...]()
         if loss.numel() == 1:
@@ -241,15 +241,16 @@ class LossWeights:
             off = 0.0 if now or later or self._by_passes else exchanged.meet(loss, samples, stated=stated)
             if not exchanged.communicates and not self._by_passes:
                 ratio, besides = exchanged.sizes.off(loss, samples), exchanged.sizes.besides(loss, samples)
+                by_one = not stated and exchanged.sizes.by_one(loss, samples)
             constants = constant_divisors(loss, samples, share.total) if samples else None
             taken = exchanged.taken(constants or ())
             mine = off, exchanged.mixes, now, later, *taken, exchanged.placed, exchanged.normalised
         exchanged.mixes = False
-        everyone = self._world.from_all((mine, constants, exchanged.kept.of(loss), besides))
+        everyone = self._world.from_all((mine, constants, exchanged.kept.of(loss), besides, by_one))
         findings = zip(*(one for one, *_ in everyone), strict=True)
         off, mixes, now, later, counted, other, placed, normalised = (max(some) for some in findings)
         constants = set.intersection(*(one for _, one, *_ in everyone if one is not None))
-        sizes = [some for _, _, some, _ in everyone]
+        sizes = [some for _, _, some, *_ in everyone]
         if differs := unlike(sizes, kept=True):
             raise RuntimeError(KEPT_APART.format(differs))
         before, self._constants = self._constants, constants
@@ -279,13 +280,21 @@ class LossWeights:
                 f"would be {ratio:.4g} times the loss. Divide a sum by len(batch), or compute it from "
                 "hocket.total(len(batch))",
             )
-        twice = [one for *_, one in everyone if len(one) == len(besides) > 0]
+        twice = [one for *_, one, _ in everyone if len(one) == len(besides) > 0]
         if any(not _alike(one, besides) for one in twice) and not self._told_scales:
             self._told_scales = True
             warn(
                 "the loss divides a sum by len(batch), and by another number that differs from rank to rank (here "
                 f"{', '.join(f'{one[0]:g}' for one in twice)}): a count, say. One device divides by both of the whole "
                 'batch. Divide by one of them, or say loss_reduction="sum", and divide by hocket.total of both',
+            )
+        if all(one for *_, one in everyone) and not self._told_scales:
+            self._told_scales = True
+            warn(
+                "each rank has one sample of the batch, and the loss divides a sum by 1, which is not computed from "
+                "len(batch): if it counts what the sum is over (`sum / max(1, int(mask.sum()))`), one device divides "
+                "by the count of the whole batch. Divide by a tensor (`mask.sum().clamp(min=1)`), or pass "
+                "hocket.distribute(..., loss_weight=) with that count",
             )
         if (differs := unlike(sizes, kept=False)) and not self._told:
             self._told = True
