@@ -5,7 +5,7 @@ torch's own stubs leave out or mistype most of them, hence `Any`.
 
 from ._back_propagation import accumulates, before_backward, in_backward, queue_callback
 from ._collectives import called_by, gathered_by_program, hearing_collectives, reduced, without_collectives
-from ._graph import graph_marks, is_compiled, leaves, met, reaches, readers, result_sizes, sums_over_ranks
+from ._graph import graph_marks, is_compiled, leaves, met, reaches, readers, result_sizes, sums_over_ranks, version_of
 from ._groups import (
     CUSTOM_BACKEND,
     DEFAULT_TIMEOUT,
@@ -67,5 +67,5 @@ __all__ = [
     "outside_compiler", "outside_inference_mode", "pays_low_rank", "process_group_gloo", "process_group_nccl",
     "queue_callback", "reaches", "read_whole_numbers", "readers", "reduce_scatter_single", "reduced",
     "replace_rendezvous", "restoring_blocks", "result_sizes", "steps_of", "sums_over_ranks", "uncompiled",
-    "uncounted", "unsaved", "unseen", "wait_for", "without_collectives",
+    "uncounted", "unsaved", "unseen", "version_of", "wait_for", "without_collectives",
 ]  # fmt: skip

@@ -16,6 +16,11 @@ def graph_marks(tensors: Sequence[torch.Tensor]) -> set[int]:
     return {one.grad_fn._sequence_nr() for one in tensors if one.grad_fn is not None}
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was written to in place; 0 for one of inference mode, of which torch does not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def reaches(root: Any, marks: set[int]) -> bool:
     """Return whether a tensor, or a node of the graph, was computed from one of the tensors that the marks are of.
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from hocket.comm.torch_adapter import version_of
+
 from ..mesh import World
 
 _COLUMNS = 64  # features that are looked at
@@ -37,13 +39,13 @@ class RescaledColumns:
         """Keep some features of what a loader has yielded."""
         rows = [one for one in tensors if _is_rows(one)]
         self._handed = [(one.shape, _columns(one)) for one in rows]
-        self._versions = [(weakref.ref(one), _version(one)) for one in rows]
+        self._versions = [(weakref.ref(one), version_of(one)) for one in rows]
 
     def written(self) -> bool:
         """Return whether something, numpy say, has written to what was noted, and torch has not counted it."""
         there = zip(self._versions, self._handed, strict=True)
         return any(
-            (one := held()) is not None and _version(one) == version and not _same(before, _columns(one))
+            (one := held()) is not None and version_of(one) == version and not _same(before, _columns(one))
             for (held, version), (_, before) in there
         )
 
@@ -71,10 +73,6 @@ def _is_rows(one: Any) -> bool:
         and len(one) >= _LEAST
         and one.numel() > 0
     )
-
-
-def _version(one: torch.Tensor) -> int:
-    return 0 if one.is_inference() else one._version
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -170,7 +170,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.kept.know(one)
             if has_rows(one, samples) and one not in self._others and self._affords(one):
                 rows = choices(one.detach(), samples)
-                versions = (_version(one) + changes,)
+                versions = (torch_adapter.version_of(one) + changes,)
                 self._others[one] = [versions, *(row.requires_grad_(one.requires_grad) for row in rows)]
 
     def given(self, tensors: Iterable[torch.Tensor], samples: int) -> None:
@@ -216,7 +216,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if one is None or one in self._others:
                 continue
             if all(each is not None for each in some) and self._affords(one):
-                self._others[one] = [(_version(one),), *some]
+                self._others[one] = [(torch_adapter.version_of(one),), *some]
             elif isinstance(source, torch.Tensor) and self._of(source) is not None and has_rows(source, self._samples):
                 self.follow([one], self._samples)
 
@@ -267,7 +267,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for one, *some in zip(found, *others, strict=True) if same else ():
             if self._affords(one):
                 # torch counts a change in place, and has a view share its count, when this has returned.
-                now = _version(followed[0] if func.is_view else one)
+                now = torch_adapter.version_of(followed[0] if func.is_view else one)
                 self._others[one] = [(now, now + func._schema.is_mutable), *some]
                 if len(followed) == 1 and one.dim() == followed[0].dim() == 0 and one is not followed[0]:
                     self._numbers[one] = followed[0], func, given
@@ -279,7 +279,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _written_through(self, view: torch.Tensor, base: torch.Tensor) -> None:
         """Follow a tensor of which a part was written (`x[:, :, a:b] = other`), as its others were through theirs."""
-        known, parts, now = self._others.get(base), self._others.get(view), _version(view)
+        known, parts, now = self._others.get(base), self._others.get(view), torch_adapter.version_of(view)
         if known is None or parts is None or now not in known[0]:
             return
         pairs = zip(parts[1:], known[1:], strict=True)
@@ -313,7 +313,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _of(self, one: torch.Tensor) -> Any:
         """Return what is known of a tensor; None if nothing is, or something has changed it unseen."""
         known = self._others.get(one)
-        return known if known is not None and _version(one) in known[0] else None
+        return known if known is not None and torch_adapter.version_of(one) in known[0] else None
 
     def _affords(self, one: torch.Tensor) -> bool:
         nbytes = OTHERS * one.numel() * one.element_size()
@@ -447,10 +447,6 @@ def _put(source: torch.Tensor, instead: torch.Tensor, one: torch.Tensor) -> torc
 
 def _is_exact(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded not in func.tags
-
-
-def _version(one: torch.Tensor) -> int:
-    return 0 if one.is_inference() else one._version
 
 
 def _is_times(one: float, count: float) -> bool:

@@ -459,9 +459,9 @@ def followed() -> bool:
 
 def _run(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Tensor]]:
     """Return what a call gives, and which of its arguments it has changed."""
-    before = [(tensor, tensor._version) for tensor in _trees.tensors_in((args, kwargs))]
+    before = [(tensor, torch_adapter.version_of(tensor)) for tensor in _trees.tensors_in((args, kwargs))]
     value = function(*plain(tuple(args)), **plain(kwargs))
-    return value, [tensor for tensor, version in before if tensor._version != version]
+    return value, [tensor for tensor, version in before if torch_adapter.version_of(tensor) != version]
 
 
 def plain_numbers(value: Any) -> tuple[float, ...]:

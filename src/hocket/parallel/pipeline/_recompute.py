@@ -14,7 +14,7 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
-from hocket.comm.torch_adapter import outside_compiler
+from hocket.comm.torch_adapter import outside_compiler, version_of
 from hocket.sharding import same_values
 
 from ._stage import Segment, Stage
@@ -97,11 +97,11 @@ class _BuffersKept:
                 self._before[owner, name] = None
             elif buffer is not None:
                 value = buffer.detach().clone() if name in _changing.get(owner, {name}) else None
-                seen.append((owner, name, buffer, buffer._version, value))
+                seen.append((owner, name, buffer, version_of(buffer), value))
         yield
         for owner, name, buffer, version, value in seen:
             changed, now = _changing.setdefault(owner, set()), owner._buffers[name]
-            told = now is not buffer or buffer._version != version
+            told = now is not buffer or version_of(buffer) != version
             if told or name in changed or (value is not None and not same_values(value, buffer)):
                 changed.add(name)
                 self._before[owner, name] = value

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from hocket.comm import torch_adapter
+
 from ._trace import SplitError
 
 _PLAIN = (bool, int, float, complex, str, type(None))
@@ -59,8 +61,7 @@ class SettledModules:
         if type(value) in _PLAIN:
             return value
         if isinstance(value, torch.Tensor):
-            settled = id(value) in self._trained or value.is_inference()
-            return torch.Tensor, id(value), 0 if settled else value._version
+            return torch.Tensor, id(value), 0 if id(value) in self._trained else torch_adapter.version_of(value)
         if type(value) in (list, tuple, dict) and len(value) <= _MOST:
             leaves = [leaf for pair in value.items() for leaf in pair] if type(value) is dict else value
             found = tuple(self._seen(leaf) for leaf in leaves)

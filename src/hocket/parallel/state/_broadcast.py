@@ -105,7 +105,7 @@ class FlatBundles:
                 self._bundles[i] = FlatBundle(same_device, self._world)
             self._bundles[i].broadcast()
         if others:
-            now = [(weakref.ref(one), 0 if one.is_inference() else one._version) for one in others]
+            now = [(weakref.ref(one), torch_adapter.version_of(one)) for one in others]
             changed = len(now) != len(self._sent) or any(
                 one is not before() or version != written
                 for one, (before, version), (_, written) in zip(others, self._sent, now, strict=True)
