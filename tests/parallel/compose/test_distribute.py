@@ -463,6 +463,9 @@ ALONE = {
         torch.cat([(x * y).sum(1, keepdim=True), x @ QUEUE.T], 1), torch.zeros(len(x), dtype=torch.int64)
     ),
     "a hinge": lambda x, _: nn.functional.mse_loss(x, x * 0 + 1) + (x.abs() - 1e3).relu().mean(),
+    "a weight that grows": lambda x, y: (
+        nn.functional.mse_loss(x, y) + 0.0 * x.exp().mean() + x.mean() * torch.zeros(())
+    ),
     "a product of each": lambda x, y: -torch.einsum("bd,bd->b", x, y).sigmoid().log().mean(),
     "flipped features": lambda x, y: (x * y.flip(1) * x.roll(2, 1)).mean(),
     "by count": lambda x, y: (x - y).square().mean(1).sum() / len(x),

@@ -27,6 +27,7 @@ from ._loss_nodes import (
     is_zeroed,
     kind_of,
     of_parameters,
+    scaled_by,
     sizes_of,
     takes_one,
 )
@@ -50,6 +51,6 @@ __all__ = [
     "divisor_of_some", "divisors", "due", "each", "entries_of", "expected_size", "fingerprint", "generators",
     "guarded", "inner_loader", "inverses", "is_empty", "is_of_one", "is_one_by_one", "is_plain", "is_sum", "is_zeroed",
     "kind_of", "mapped", "mix", "names_in", "number", "of_parameters", "own_generators", "plain", "possible_counts",
-    "put_back_generators", "restored", "samples_in", "set_state", "sizes_of", "state_of", "takes_one", "tensors_in",
-    "term_off", "terms", "total", "traced", "unaltered", "undisturbed", "views_like", "wholes",
+    "put_back_generators", "restored", "samples_in", "scaled_by", "set_state", "sizes_of", "state_of", "takes_one",
+    "tensors_in", "term_off", "terms", "total", "traced", "unaltered", "undisturbed", "views_like", "wholes",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from torch.autograd.graph import GradientEdge
 
 from hocket.comm import torch_adapter
 
-from ..batches import addends, is_empty, kind_of
+from ..batches import addends, is_empty, kind_of, scaled_by
 from ._coupling import behind
 
 _SATURATING = (
@@ -21,7 +21,8 @@ def compares_samples(loss: torch.Tensor, outputs: Sequence[torch.Tensor], made: 
 
     Two things tell it. An operator puts samples in another order, or makes a matrix of samples by samples. Or a term
     does not depend on what the model gave, as the cross-entropy of in-batch negatives, which is over one class then, or
-    what is less its mean over samples. That of a hinge that is satisfied is not meant, nor that of what is masked.
+    what is less its mean over samples. What is masked, or has a factor of 0, is not
+    meant, nor a hinge that is satisfied.
 
     Args:
         loss: A scalar.
@@ -35,9 +36,20 @@ def compares_samples(loss: torch.Tensor, outputs: Sequence[torch.Tensor], made: 
         if term is None or is_empty(term) or not torch_adapter.reaches(term, made):
             continue
         nodes = list(behind(term, made))
-        if any(_puts_beside(one, made) for one in nodes) or _is_constant(term, nodes, rows):
+        if any(_puts_beside(one, made) for one in nodes):
+            return True
+        if not any(map(_takes_nothing, nodes)) and _is_constant(term, nodes, rows):
             return True
     return False
+
+
+def _takes_nothing(node: Any) -> bool:
+    """Return whether an operator multiplies by a number that is 0: a weight that grows later, an output that is unused.
+
+    A vector of one number is no such factor: advantages that are normalised are 0 where there is one sample.
+    """
+    by = scaled_by(node)[0] if kind_of(node) == "Mul" else None
+    return by is not None and not by.dim() and not bool(by)
 
 
 def _puts_beside(node: Any, made: set[int]) -> bool:
