@@ -29,9 +29,9 @@ def divisors(
     """
     if loss.grad_fn is None:  # perhaps a zero that the program has made
         return (0.0,) if loss.requires_grad and not bool(loss.any()) else ()
-    if is_empty(loss.grad_fn):
-        return (0.0,)
     parts = terms(loss, samples)
+    if is_empty(loss.grad_fn) and all(one.divisor is None and not one.wholes for one in parts):
+        return (0.0,)
     inverse = inverse and all(one.divisor is None and one.inverse is not None for one in parts)
     parts = [replace(one, more=1.0) for one in parts] if once else parts
     counts = [_count(one, samples, inverse=inverse) for one in parts]

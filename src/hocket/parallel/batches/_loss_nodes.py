@@ -218,18 +218,21 @@ def is_empty(node: Any, divisor: torch.Tensor | None = None) -> bool:
 
     A program divides by `mask.sum().clamp(min=1)`, say. A number may be `len(batch)` where there is one sample.
     """
-    no_count = divisor is None or not is_plain(divisor)
+    no_count, summed = divisor is None or not is_plain(divisor), False
     while node is not None:
         node = of_scalar(node) or node
         kind, below = kind_of(node), [one for one, _ in node.next_functions]
         sizes = tuple(getattr(node, "_saved_self_sym_sizes", ()))
         no_count |= sizes[:1] > (1,)
+        summed |= kind in ("Sum", "Nansum")
         if kind == OVER_RANKS:  # what is masked here need not be so on other ranks, but the sum is theirs, too
             return no_count and node.summed is not None and not bool(node.summed)
         if kind in ("NllLoss", "NllLoss2D"):
             ignored = (node._saved_ignore_index + 2**63) % 2**64 - 2**63
             kept = node._saved_target != ignored
-        elif (kept := mask_of(node)) is None and kind not in ("Sum", "Nansum", *SAME_VALUES):
+        elif (kept := mask_of(node)) is None and not (
+            kind in ("Sum", "Nansum", *SAME_VALUES) or (kind == "Div" and summed and None in below)
+        ):
             return False
         if 0 in sizes or (kept is not None and not bool(kept.any())):
             return no_count or (kept is not None and kept.shape[:1] > (1,))

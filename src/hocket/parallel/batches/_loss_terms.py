@@ -27,6 +27,7 @@ from ._loss_nodes import (
     size_of,
 )
 
+_KEEPING = "MaskedFill", "MaskedSelect", "Where", "Index", "IndexSelect"
 _LEAST_INVERSE = 1e-6  # one divided by more than a million is a whole number's inverse by rounding alone
 
 
@@ -112,7 +113,7 @@ def terms(loss: torch.Tensor, samples: int | None = None) -> list[Term]:
                 for one, factor, divisor in reversed(parts)
             ]
         else:
-            found.append(term)
+            found.append(_with_inner_divisor(term, samples))
     if todo:
         return [Term(None, 1.0, None)]
     return found if len(found) == 1 else [one for one in found if not of_parameters(one.node)]
@@ -144,6 +145,24 @@ def _divided(term: Term, by: torch.Tensor, samples: int | None) -> Term:
     count, other = (outer, inner) if constant else (inner, outer)
     number = abs(float(other))
     return replace(term, divisor=count, again=True, more=term.more * (number or 1.0), by_one=term.by_one or number == 1)
+
+
+def _with_inner_divisor(term: Term, samples: int | None) -> Term:
+    """Return a sum with what all that it goes over is divided by: `(losses / len(batch)).sum()`."""
+    below = term.node if term.node.name() in (*SUMS, *PRODUCTS) else None
+    while below is not None:
+        kind, inner = kind_of(below), [one for one, _ in below.next_functions if one is not None]
+        by = scaled_by(below)[0] if kind in ("Mul", "Div") and len(inner) == 1 else None
+        if by is not None and not by.dim():  # a vector may be of one sample
+            if not by:
+                break
+            if kind == "Div":
+                return _divided(term, by, samples)
+            scaled = _inverse(replace(term, factor=term.factor * abs(float(by))), by)
+            return term if scaled.wholes == term.wholes else scaled
+        passes = below is term.node or kind in (*SAME_VALUES, *_KEEPING) or (kind == "Mul" and by is not None)
+        below = inner[0] if passes and len(inner) == 1 else None
+    return term
 
 
 def _inverse(term: Term, factor: torch.Tensor) -> Term:

@@ -38,6 +38,7 @@ _ARITHMETIC = {
     "mul", "mul_", "multiply", "div", "div_", "divide", "true_divide", "add", "add_", "sub", "sub_", "rsub", "pow",
     "__rdiv__", "__rtruediv__", "__rpow__", "__rsub__",
 }  # fmt: skip
+_DIVISIONS = {"div", "div_", "divide", "true_divide", "__truediv__", "__itruediv__"}
 _ROUNDING = 1e-4
 
 
@@ -80,7 +81,7 @@ class BatchSizes(TorchFunctionMode, Numbers):
         said = next(filter(None, map(self._decided, shares)), "")
         if said:
             self._told, self._decisions = True, {}
-        self._share, self.covers = share, False
+        self._share, self.covers, self._by_one = share, False, False
         self._total = 0 if share is None or share.samples == share.total else share.total
         self._others: Any = WeakTensorKeyDictionary()  # what tensors would be if the whole batch's size were meant
         return said
@@ -115,6 +116,8 @@ class BatchSizes(TorchFunctionMode, Numbers):
         finally:
             self._given = {}
         self._note(result)
+        by = args[1] if name in _DIVISIONS and _len(args) > 1 else None
+        self._by_one |= type(by) in (int, float) and by == 1
         sizes = name in _SIZES and isinstance(args[0], torch.Tensor) and _asked_by_program()
         if sizes and self._has_rows(args[0]):
             return self._sizes(args[0], result)
@@ -224,8 +227,8 @@ class BatchSizes(TorchFunctionMode, Numbers):
         return tuple(1 / (a * samples) for a in by_size)
 
     def by_one(self, loss: torch.Tensor, samples: int) -> bool:
-        """Return whether a loss of one sample divides a sum by 1, a number that is not computed from `len(batch)`."""
-        if samples != 1 or not self.covers or loss.grad_fn is None or loss in self._others:
+        """Return whether a loop divides a sum of one sample by 1, a number that is not computed from `len(batch)`."""
+        if samples != 1 or not self.covers or not self._by_one or loss.grad_fn is None or loss in self._others:
             return False
         by = (one.divisor for one in terms(loss, samples) if one.is_sum)
         return any(one is not None and is_plain(one) and abs(float(one)) == 1 for one in by)
