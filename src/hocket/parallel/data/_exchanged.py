@@ -365,7 +365,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         counts = [divisors(one, samples, inverse=True) if times else () for one in some]
         if len({len(one) for one in counts}) > 1 or (stated and not counts[0]):
             return 0.0
-        if not all(map(_alike, zip(*map(_shares, counts), strict=True))):
+        if not _in_proportion(counts):
             far = _factors_off([[term.factor for term in terms(one, samples)] for one in some], counts)
             return far if far > least else 0.0
         known_by = not self.linked and all(one and all(one) for one in counts)  # or a branch is of other samples
@@ -387,7 +387,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return 0.0
         some = [term, *known[1:]]
         counts = [divisors(one, samples, inverse=True) for one in some]
-        if len({len(one) for one in counts}) > 1 or not all(map(_alike, zip(*map(_shares, counts), strict=True))):
+        if len({len(one) for one in counts}) > 1 or not _in_proportion(counts):
             return 0.0
         far, by_place, mine = _far(some, counts)
         share = mine / size
@@ -475,9 +475,7 @@ def _far(some: Sequence[torch.Tensor], counts: Sequence[Sequence[float]]) -> tup
     return far, off([four[0], last, last, last]), max(map(abs, values))
 
 
-def _shares(counts: Sequence[float]) -> list[float]:
-    return [one / (counts[0] or 1.0) for one in counts]
-
-
-def _alike(shares: Sequence[float]) -> bool:
-    return all(math.isclose(one, shares[0]) for one in shares)
+def _in_proportion(counts: Sequence[Sequence[float]]) -> bool:
+    """Return whether what terms divide by is in proportion with all choices of samples, but where nothing counts."""
+    shares = [[one / (some[0] or 1.0) for one in some] for some in counts if any(some)]
+    return all(math.isclose(one, each[0]) for each in zip(*shares, strict=True) for one in each)
