@@ -270,7 +270,7 @@ class DataParallel(StandsForModule):
         A mean over samples comes out with the weight that it has anyway; one over tokens with the right one.
         """
         reducer = self._reducer
-        self._observer.back_propagation_begins()
+        self._observer.back_propagation_begins(roots)
         if reducer is None:
             return
         reducer.due = False

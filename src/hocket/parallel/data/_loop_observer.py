@@ -31,7 +31,7 @@ from ._left_out import LeftOutBatches
 from ._loss_weight import LossWeights
 from ._model_changes import ModelChanges
 from ._other_libraries import OwnMetrics, tell_own_batches
-from ._outside import OutsideModules
+from ._outside import OutsideModules, OutsideTensors
 from ._own_gathers import OwnGathers
 from ._replica_marks import ReplicaMarks
 from ._sample_numbers import ModelNumbers
@@ -95,6 +95,7 @@ class LoopObserver:
         self._carried = CarriedState(world.rank)
         self._unseen = UnseenLosses(world)
         self._outside = OutsideModules(lambda: [one.module for one in all_observers()])
+        self._tensors = OutsideTensors(lambda: [one.module for one in all_observers()])
         self._marks = ReplicaMarks(replicated)
         self._padding = LaterPadding(module)
         self._losses = LossWeights(world, self._marks, self._padding)
@@ -243,9 +244,12 @@ class LoopObserver:
             _exchanged.follow(rows, note.share.samples)
             _exchanged.begin()
 
-    def back_propagation_begins(self) -> None:
-        """Note that the latest batch is used."""
+    def back_propagation_begins(self, roots: Sequence[torch.Tensor]) -> None:
+        """Note that the latest batch is used, and for what."""
         self._left_out.used()
+        for one in roots if self._open else ():
+            if isinstance(one, torch.Tensor):
+                self._tensors.note(one)
         _batch.propagated()
 
     def unseen_loss(self, root: torch.Tensor) -> None:
@@ -277,6 +281,8 @@ class LoopObserver:
             if note is not None and root.numel() == 1:
                 note.summed = root.detach() if self._summed else None
             self._losses.summed(root, made, None if note is None else note.share)
+            if note is not None and note.share is not None:
+                self._tensors.compare(note.share.samples, self._world)
             return None
         if self._outputs is not None and (self._outputs or not self.looked):
             first = first_loss(root, self._outputs, self._kept, made, note.share, self.apart)
@@ -288,6 +294,7 @@ class LoopObserver:
             if not any(one._waits for one in self._all_observers()):
                 _exchanged.forget()
         self._outside.compare(root, self._world)
+        self._tensors.compare(note.share.samples, self._world)
         self._input_gradients.backward(root, note.share)
         if note.stated:
             self._losses.stated(root, made, note.weight, note.share)
