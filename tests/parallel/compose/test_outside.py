@@ -563,3 +563,46 @@ def test_numbers_of_weights_of_which_a_rank_has_a_part_are_told_of(name: str) ->
     assert len(told) == (7 if name == "tensor" else 0)  # one for each line
     assert sum("trainer.state_dict(), called on every rank, has whole weights" in one for one in told) == 5 * bool(told)
     assert not any("of which this rank has a part alone" in one for one in others)
+
+
+def _looks_for_gradients(name: str) -> tuple[list[int], list[float], bool]:
+    """Return how much was said after each look for gradients, their norms, and whether other parameters are plain."""
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, PLANS[name], sample=X)
+    told, norms = [], []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+
+        def look() -> None:
+            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 1e9)))
+            told.append(sum("(shard = 'gradients') none is kept" in str(one.message) for one in caught))
+
+        def look_again() -> None:
+            norms.extend(float(one.grad.norm()) for one in model.parameters() if one.grad is not None)
+            told.append(sum("(shard = 'gradients') none is kept" in str(one.message) for one in caught))
+
+        look()  # by any plan there are none yet
+        trainer.step((X, Y))
+        model.zero_grad()
+        look()
+        trainer.step((X, Y))
+        model(X)
+        look()
+        look()
+        model.zero_grad()
+        look_again()
+        nn.functional.mse_loss(model(X), Y).backward()
+        look_again()
+        trainer.step((X, Y))
+        look_again()
+    kept = [*copy.deepcopy(model).parameters(), *pickle.loads(pickle.dumps(list(model.parameters())))]
+    return told, norms, all(type(one) is nn.Parameter for one in kept)
+
+
+@pytest.mark.parametrize("name", ["data", "gradients"])
+def test_a_look_for_gradients_that_the_step_has_freed_is_told_of(name: str) -> None:
+    (told, _, plain), (others, *_) = run_ranks(_looks_for_gradients, 2, name)
+    assert told == ([0, 0, 1, 1, 1, 1, 2] if name == "gradients" else [0] * 7)
+    assert not any(others)
+    assert plain

@@ -42,7 +42,9 @@ class GradientPart(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _called(cls, func, args, kwargs)
+        if torch.compiler.is_compiling():
+            return _plainly(func, args, kwargs)
+        return _called(cls, sys._getframe(1), func, args, kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Be pickled as a plain tensor, so that a file needs no class of this package."""
@@ -75,15 +77,22 @@ class WeightPart(GradientPart):
     remedy = "trainer.state_dict(), called on every rank, has whole weights"
 
 
-class ParameterPart(torch.nn.Parameter):
-    """What a rank has of a weight, between the Trainer's steps."""
+class WatchedParameter(torch.nn.Parameter):
+    """A parameter between the Trainer's steps that tells what a program does with it; its copies are plain."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.detach and sys._getframe(1).f_code is _NEW_PARAMETER:  # which asks for the same class
+        if torch.compiler.is_compiling():
+            return _plainly(func, args, kwargs)
+        frame = sys._getframe(1)
+        if func is torch.Tensor.detach and frame.f_code is _NEW_PARAMETER:  # which asks for the same class
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args).as_subclass(cls)
-        return _called(WeightPart, func, args, kwargs)
+        return cls._called(frame, func, args, kwargs)
+
+    @classmethod
+    def _called(cls, frame: FrameType, func: Any, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Be pickled as a plain parameter."""
@@ -108,6 +117,32 @@ class ParameterPart(torch.nn.Parameter):
             super().__setattr__(name, value)
 
 
+class ParameterPart(WatchedParameter):
+    """What a rank has of a weight: numbers that are computed of it are told."""
+
+    @classmethod
+    def _called(cls, frame: FrameType, func: Any, args: Any, kwargs: Any) -> Any:
+        return _called(WeightPart, frame, func, args, kwargs)
+
+
+class FreedGradient(WatchedParameter):
+    """A parameter whose gradient the step has freed: that a program looks for it is told."""
+
+    @classmethod
+    def _called(cls, frame: FrameType, func: Any, args: Any, kwargs: Any) -> Any:
+        found = _plainly(func, args, kwargs)
+        if getattr(func, "__self__", None) is not torch.Tensor.grad:
+            return found
+        if func.__name__ == "__set__" or frame.f_code.co_name == "zero_grad":  # none is what there is by any plan now
+            _become(args[0], torch.nn.Parameter)
+        elif found is None and args[0].requires_grad and not _works_for_us(frame):
+            _tell_once(
+                "the program looks for gradients after a step, and by this plan (shard = 'gradients') none is kept: "
+                f"those it finds are None, and a norm of all is 0. {GradientPart.remedy}"
+            )
+        return found
+
+
 class MarkedParts:
     """Makes weights and gradients of parts such as tell of it after a step, and plain again before the next one.
 
@@ -118,21 +153,28 @@ class MarkedParts:
         model: The model.
         cut: What this rank has a part of.
         shared: What it has whole, while the Trainer leaves it a part of the gradients' averages.
+        freed: What it has whole, while the Trainer leaves no gradients.
     """
 
     def __init__(
-        self, model: torch.nn.Module, cut: Iterable[torch.nn.Parameter], shared: Iterable[torch.nn.Parameter]
+        self,
+        model: torch.nn.Module,
+        cut: Iterable[torch.nn.Parameter],
+        shared: Iterable[torch.nn.Parameter],
+        freed: Iterable[torch.nn.Parameter],
     ) -> None:
         cut = list(cut)
         self._parameters = [*cut, *shared]
         self._cut = [one for one in cut if type(one) is torch.nn.Parameter]  # no DTensor
         self._marked = False  # whether weights are
-        self._modules = list(model.modules()) if self._cut else []
+        self._freed = list(freed)
+        self._awaited: list[torch.nn.Parameter] = []  # of these, but where the program itself has said none
+        self._modules = list(model.modules()) if self._cut or self._freed else []
         self._between = False
         for one in cut:
             if one.requires_grad:
                 one.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
-        if self._cut:
+        if self._modules:
             model.register_forward_pre_hook(_Around(self._clear_weights), prepend=True)
             model.register_forward_hook(_Around(self._mark_weights), always_call=True)
 
@@ -151,16 +193,23 @@ class MarkedParts:
             if type(gradient := one.grad) is GradientPart:
                 _become(gradient, torch.Tensor)
 
+    def step(self) -> None:
+        """Take notice of a step, which leaves gradients by other plans."""
+        self._awaited = self._freed
+
     def _mark_weights(self) -> None:
         # What is compiled would be compiled once more for another class.
         if self._between and not (self._marked or any(map(_is_compiled, self._modules))):
             for one in self._cut:
                 _become(one, ParameterPart)
+            for one in self._awaited:
+                _become(one, FreedGradient)
             self._marked = True
 
     def _clear_weights(self) -> None:
         if self._marked:
-            for one in self._cut:
+            self._awaited = [one for one in self._awaited if type(one) is FreedGradient]
+            for one in (*self._cut, *self._awaited):
                 _become(one, torch.nn.Parameter)
             self._marked = False
 
@@ -201,30 +250,33 @@ def _become(tensor: torch.Tensor, kind: type[torch.Tensor]) -> None:
 
 
 @contextmanager
-def _plain(parameter: ParameterPart) -> Iterator[None]:
+def _plain(parameter: WatchedParameter) -> Iterator[None]:
+    kind = type(parameter)
     _become(parameter, torch.nn.Parameter)
     try:
         yield
     finally:
-        _become(parameter, ParameterPart)
+        _become(parameter, kind)
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:
     return module.__dict__.get("_compiled_call_impl") is not None or "_orig_mod" in module.__dict__["_modules"]
 
 
-def _called(part: type[GradientPart], func: Any, args: Any, kwargs: Any) -> Any:
+def _plainly(func: Any, args: Any, kwargs: Any) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*args, **(kwargs or {}))
+
+
+def _called(part: type[GradientPart], frame: FrameType, func: Any, args: Any, kwargs: Any) -> Any:
     """Call a function of torch with parts, mark what is a part again, and tell of numbers."""
-    if torch.compiler.is_compiling():
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
     name = getattr(func, "__name__", "")
     if name == "__get__":
         name = getattr(func.__self__, "__name__", "") or func.__self__.fget.__name__
     with torch._C.DisableTorchFunctionSubclass():
         found = func(*args, **(kwargs or {}))
         if type(found) is torch.Tensor:
-            if (name in _SAME or (name in _SAME_OF_TWO and _are_one_part(args))) and not _is_ours(sys._getframe(2)):
+            if (name in _SAME or (name in _SAME_OF_TWO and _are_one_part(args))) and not _is_ours(frame):
                 return found.as_subclass(part)
         elif func is torch.autograd.grad:
             pairs = zip(found, args[1], strict=True)
@@ -237,7 +289,7 @@ def _called(part: type[GradientPart], func: Any, args: Any, kwargs: Any) -> Any:
             if type(one) is GradientPart:
                 _become(one, torch.Tensor)
     if name in _OPENED or (name in _NUMBERS and all(one.numel() == 1 for one in _tensors(found))):
-        _tell(part)
+        _tell(part, frame)
     return found
 
 
@@ -254,16 +306,23 @@ def _is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).startswith(_OURS) or frame.f_code is _STATE_DICT
 
 
-def _tell(part: type[GradientPart]) -> None:
-    frame: FrameType | None = sys._getframe(3)
+def _works_for_us(frame: FrameType | None) -> bool:
+    """Return whether torch or Keras, where it works in this frame, does so for this package."""
     while frame is not None and str(frame.f_globals.get("__name__")).startswith(("torch.", "keras.")):
         frame = frame.f_back
-    if frame is None or _is_ours(frame):
-        return
+    return frame is None or _is_ours(frame)
+
+
+def _tell(part: type[GradientPart], frame: FrameType) -> None:
+    if not _works_for_us(frame):
+        what = part.what
+        _tell_once(
+            f"the program computes a number (a norm, say) of a {what} of which this rank has a part alone: by this "
+            f"plan it is not the whole {what}'s. {part.remedy}"
+        )
+
+
+def _tell_once(what: str) -> None:
     if (line := program_line()) not in _told:
         _told.add(line)
-        what = part.what
-        warn(
-            f"the program computes a number (a norm, say) of a {what} of which this rank has a part alone: by this "
-            f"plan it is not the whole {what}'s. {part.remedy}",
-        )
+        warn(what)

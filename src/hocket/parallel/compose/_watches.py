@@ -65,8 +65,10 @@ class Watches:
         shapes = {name: shape for name, (shape, *_) in composition.outline.tensors.items()}
         cut = {name: p for name, p in parts.items() if p.numel() and tuple(p.shape) != shapes.get(name, tuple(p.shape))}
         shared = plan.shard == "optimizer" and mesh.replicas.size > 1 and not (world.rank or plan.priority)
-        others = [p for name, p in composition.model.named_parameters() if shared and p.numel() and name not in cut]
-        self._parts = MarkedParts(model, cut.values(), others)
+        freed = plan.shard == "gradients" and mesh.replicas.size > 1 and not (world.rank or plan.priority)
+        others = [p for name, p in composition.model.named_parameters() if p.numel() and name not in cut]
+        trained = [p for p in others if p.requires_grad and type(p) is torch.nn.Parameter]
+        self._parts = MarkedParts(model, cut.values(), others if shared else (), trained if freed else ())
         self._parts.mark()
         self._hooked = not composition.local or plan.priority
         self._marks: ReplicaMarks | None = None
@@ -145,6 +147,7 @@ class Watches:
     def check_step(self) -> None:
         """Raise an error if model, optimizer or weights are not as the last step has left them; collective."""
         self.check_model()
+        self._parts.step()
         if self._marks is not None:
             self._marks.compare(self._composition.mesh.whole)
         if self._schedules is not None:
