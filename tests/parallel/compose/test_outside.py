@@ -512,3 +512,97 @@ def test_norms_of_gradients_of_which_a_rank_has_a_part_are_told_of(name: str) ->
     assert len(warned) == {"data": 0, "optimizer": 3, "tensor": 4}[name]
     assert not others
     assert all("of a gradient of which this rank has a part alone" in one for one in warned)
+
+
+def _numbers_of_weights(name: str) -> tuple[list[str], list[float], list[float], set[str]]:
+    """Return what is said of numbers of weights, the losses with reading and without, and the classes of copies."""
+    losses: list[list[float]] = []
+    copies: list[Any] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for reads in (True, False):
+            model = _model()
+            optimizer = torch.optim.Adam(model.parameters(), 0.01)
+            trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, PLANS[name], sample=X)
+            losses.append([])
+            before = [one.detach().clone() for one in model.parameters()]
+            for _ in range(3):
+                losses[-1].append(float(trainer.step((X, Y))))
+                trainer.predict(X, targets=False)
+                whole = trainer.state_dict()
+                if not reads:
+                    continue
+                weights = list(model.parameters())
+                _ = [one.norm().item() for one in weights]
+                _ = sum(one.pow(2).sum() for one in weights).item()
+                _ = [(one.data - old).abs().mean().item() for one, old in zip(weights, before, strict=True)]
+                _ = torch.cat([one.flatten() for one in weights]).abs().kthvalue(9)
+                _ = (nn.utils.parameters_to_vector(weights).abs() < 1e-3).sum().item()
+                gradients = torch.autograd.grad(nn.functional.mse_loss(model(X), Y), weights, create_graph=True)
+                _ = sum(one.square().sum() for one in gradients).item()
+                _ = sum((one * one.detach()).sum() for one in gradients).item()
+                # None of these is a number of a part.
+                _ = [bool(torch.isfinite(one).all()) and one.numel() for one in weights]
+                _ = [float(one.norm()) for one in whole.values()]
+                repr(weights)
+                average = torch.optim.swa_utils.AveragedModel(model)
+                average.update_parameters(model)
+                copied = [copy.copy(weights[0]), nn.Parameter(weights[0]), nn.Parameter(weights[0].data)]
+                copies = [*copied, *copy.deepcopy(weights), *pickle.loads(pickle.dumps(weights))]
+                copies += [*copy.deepcopy(model).parameters(), *average.parameters(), *whole.values()]
+        copies += copy.deepcopy(model.state_dict()).values()
+    return [str(one.message) for one in caught], *losses, {type(one).__qualname__ for one in copies}
+
+
+@pytest.mark.parametrize("name", ["data", "gradients", "tensor"])
+def test_numbers_of_weights_of_which_a_rank_has_a_part_are_told_of(name: str) -> None:
+    (warned, *losses, classes), (others, *_) = run_ranks(_numbers_of_weights, 2, name)
+    assert losses[0] == losses[1]
+    assert classes == {"Parameter", "Tensor"}
+    told = [one for one in warned if "of which this rank has a part alone" in one]
+    assert len(told) == (7 if name == "tensor" else 0)  # one for each line
+    assert sum("trainer.state_dict(), called on every rank, has whole weights" in one for one in told) == 5 * bool(told)
+    assert not any("of which this rank has a part alone" in one for one in others)
+
+
+def _looks_for_gradients(name: str) -> tuple[list[int], list[float], bool]:
+    """Return how much was said after each look for gradients, their norms, and whether other parameters are plain."""
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, PLANS[name], sample=X)
+    told, norms = [], []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+
+        def look() -> None:
+            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 1e9)))
+            told.append(sum("(shard = 'gradients') none is kept" in str(one.message) for one in caught))
+
+        def look_again() -> None:
+            norms.extend(float(one.grad.norm()) for one in model.parameters() if one.grad is not None)
+            told.append(sum("(shard = 'gradients') none is kept" in str(one.message) for one in caught))
+
+        look()  # by any plan there are none yet
+        trainer.step((X, Y))
+        model.zero_grad()
+        look()
+        trainer.step((X, Y))
+        model(X)
+        look()
+        look()
+        model.zero_grad()
+        look_again()
+        nn.functional.mse_loss(model(X), Y).backward()
+        look_again()
+        trainer.step((X, Y))
+        look_again()
+    kept = [*copy.deepcopy(model).parameters(), *pickle.loads(pickle.dumps(list(model.parameters())))]
+    return told, norms, all(type(one) is nn.Parameter for one in kept)
+
+
+@pytest.mark.parametrize("name", ["data", "gradients"])
+def test_a_look_for_gradients_that_the_step_has_freed_is_told_of(name: str) -> None:
+    (told, _, plain), (others, *_) = run_ranks(_looks_for_gradients, 2, name)
+    assert told == ([0, 0, 1, 1, 1, 1, 2] if name == "gradients" else [0] * 7)
+    assert not any(others)
+    assert plain

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
+from hocket.parallel.mesh import join
 from hocket.planner import Plan
 from hocket.testing import run_ranks
 
@@ -261,6 +262,50 @@ def refused(shard: str, accumulate: int, after: bool) -> str:
 def test_refused_where_gradients_are_not_whole(shard: str, accumulate: int, after: bool) -> None:
     for error in run_ranks(refused, 2, shard, accumulate, after, timeout_s=60):
         assert "hook on the gradient of parameter '0.weight'" in error
+
+
+def clamp_gradient(limit: float, parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.clamp_(-limit, limit)
+
+
+def on_one_rank(ours: bool, after: bool, limit: float) -> list[float | str]:
+    """Return losses of training with a hook on rank 1 that comes late, and the error."""
+    model, found = network(), list[float | str]()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(samples(), batch_size=8)
+    if ours:
+        trainer = hocket.Trainer(model, nn.functional.mse_loss, optimizer, Plan())
+        batches = trainer.batches(loader)
+    else:
+        trained, optimizer, batches = hocket.distribute(model, optimizer, loader)
+    if join().rank == 1 and after:
+        model[0].weight.register_post_accumulate_grad_hook(functools.partial(clamp_gradient, limit))
+    elif join().rank == 1:
+        model[0].weight.register_hook(lambda gradient: gradient.clamp(-limit, limit))
+    try:
+        for x, y in batches:
+            if ours:
+                found.append(float(trainer.step((x, y))))
+                continue
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(trained(x), y)
+            loss.backward()
+            optimizer.step()
+            found.append(float(hocket.average(loss)))
+    except RuntimeError as error:
+        found.append(str(error))
+    return found
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("after", [True, False])
+def test_one_on_one_rank_alone_is_refused_once_it_changes_the_gradient(ours: bool, after: bool) -> None:
+    for *losses, error in run_ranks(on_one_rank, 2, ours, after, LIMIT, timeout_s=60):
+        assert len(losses) < 4
+        assert "a hook of the program on rank 1 has changed the gradient of '0.weight', and other ranks'" in str(error)
+    assert len({tuple(losses) for losses in run_ranks(on_one_rank, 2, ours, after, 1e9, timeout_s=60)}) == 1
 
 
 def test_trainer_calls_them_with_averages() -> None:

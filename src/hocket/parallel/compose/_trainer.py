@@ -317,6 +317,7 @@ class Trainer:
                     dist.all_reduce(tally.sums, group=self._mesh.whole.group)
         finally:
             self.model.train(training)
+            self._watches.mark_parts()
         return float(tally.mean()[0])
 
     @torch_adapter.outside_inference_mode
@@ -355,6 +356,7 @@ class Trainer:
                 return joined(predictor.output(inputs) for inputs in predictor.batches(given, targets))
         finally:
             self.model.train(training)
+            self._watches.mark_parts()
 
     def __getstate__(self) -> dict[str, Any]:
         if self._mesh.whole.size > 1:
@@ -380,12 +382,11 @@ class Trainer:
         Raises:
             CheckpointError: it cannot be written; the older checkpoint is still there.
         """
-        self._watches.check()
-        self.finish()
-        if self._preemption is not None:
-            self._preemption.saved(Path(path), extra)
-        about = {"steps": self.steps, "plan": self.plan.to_json(), "loaders": self._loaders.positions()}
-        with phase("checkpoint"):
+        with self._watches.checked(), phase("checkpoint"):
+            self.finish()
+            if self._preemption is not None:
+                self._preemption.saved(Path(path), extra)
+            about = {"steps": self.steps, "plan": self.plan.to_json(), "loaders": self._loaders.positions()}
             _in_and_out.save(self._composition, Path(path), about, extra)
 
     def load(self, path: str | Path, *, weights_only: bool = True) -> Any:
@@ -461,9 +462,9 @@ class Trainer:
         Args:
             rank0_only: whether rank 0 alone gets it, and other ranks an empty one.
         """
-        self._watches.check()
-        self.finish()
-        return _in_and_out.state_dict(self._composition, rank0_only=rank0_only)
+        with self._watches.checked():
+            self.finish()
+            return _in_and_out.state_dict(self._composition, rank0_only=rank0_only)
 
     def load_state_dict(self, source: Mapping[str, Any] | str | Path, strict: bool = True) -> IncompatibleKeys:
         """Take the weights of a plain model, whatever the plan; a collective operation. Rank 0's source counts.
@@ -501,9 +502,8 @@ class Trainer:
         Raises:
             CheckpointError: it cannot be written.
         """
-        self._watches.check()
-        self.finish()
-        with phase("checkpoint"):
+        with self._watches.checked(), phase("checkpoint"):
+            self.finish()
             _in_and_out.save_model(self._composition, Path(folder), parse_bytes(max_shard_size))
 
     def close(self) -> None:

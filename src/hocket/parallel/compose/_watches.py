@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +14,6 @@ from ..data import ReplicaMarks
 from ._between import BetweenCalls, LossReadings
 from ._claim import Claim
 from ._composition import Composition
-from ._gradient_parts import MarkedGradients
 from ._outside import (
     ChangedModel,
     LateHooks,
@@ -25,6 +26,7 @@ from ._outside import (
     refuse_other_steps,
     refuse_tracing,
 )
+from ._part_numbers import MarkedParts
 from ._passes import shared
 from ._same_batch import SameBatch, SameCalls, SameNumbers
 from ._step_errors import StepErrors
@@ -63,8 +65,11 @@ class Watches:
         shapes = {name: shape for name, (shape, *_) in composition.outline.tensors.items()}
         cut = {name: p for name, p in parts.items() if p.numel() and tuple(p.shape) != shapes.get(name, tuple(p.shape))}
         shared = plan.shard == "optimizer" and mesh.replicas.size > 1 and not (world.rank or plan.priority)
-        others = [p for name, p in composition.model.named_parameters() if shared and p.numel() and name not in cut]
-        self._gradients = MarkedGradients(cut.values(), others)
+        freed = plan.shard == "gradients" and mesh.replicas.size > 1 and not (world.rank or plan.priority)
+        others = [p for name, p in composition.model.named_parameters() if p.numel() and name not in cut]
+        trained = [p for p in others if p.requires_grad and type(p) is torch.nn.Parameter]
+        self._parts = MarkedParts(model, cut.values(), others if shared else (), trained if freed else ())
+        self._parts.mark()
         self._hooked = not composition.local or plan.priority
         self._marks: ReplicaMarks | None = None
         relaxed = plan.synchronisation != "every_step"
@@ -110,8 +115,13 @@ class Watches:
             shared(model, "in a pipeline" if staged else "divided among ranks" if divided or spatial else "")
         return divided
 
+    def mark_parts(self) -> None:
+        """Have weights and gradients of which this rank has a part tell the program so, until the next check."""
+        self._parts.mark()
+
     def check_model(self) -> None:
         """Raise an error if the model has changed, or has no weights yet."""
+        self._parts.clear()
         self.between.pause()
         self._changed.check()
         if not self._composition.known:
@@ -126,15 +136,18 @@ class Watches:
         self._changed.check()
         self._claim.check()
 
-    def check(self) -> None:
-        """Raise an error if the model has changed, has no weights yet or is another's."""
+    @contextmanager
+    def checked(self) -> Iterator[None]:
+        """Open a block for the state that goes out; an error if the model has changed, or is another's."""
         self.check_model()
         self._claim.check()
+        yield
+        self.mark_parts()
 
     def check_step(self) -> None:
         """Raise an error if model, optimizer or weights are not as the last step has left them; collective."""
-        self._gradients.clear()
         self.check_model()
+        self._parts.step()
         if self._marks is not None:
             self._marks.compare(self._composition.mesh.whole)
         if self._schedules is not None:
@@ -149,4 +162,4 @@ class Watches:
     def note_written(self) -> None:
         """Take the weights as they are now: the Trainer itself has written them."""
         self._written.note()
-        self._gradients.mark()
+        self.mark_parts()

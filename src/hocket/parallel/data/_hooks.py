@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from hocket._program import warn
 
+from ..batches import due
 from ..batches import trees as _trees
 
 
@@ -79,6 +80,8 @@ class DeferredHook:
     ) -> None:
         self.call, self._waits, self._aside = call, waits, aside
         self.linear: bool | None = None  # whether it was seen to be linear; None until it was looked at
+        self.changes = False  # whether it was seen to change a gradient, as `note` looks
+        self._calls = 0
 
     def __call__(self, argument: Any) -> Any:
         waits = self._waits()
@@ -86,6 +89,15 @@ class DeferredHook:
             return self.call(argument)
         self._aside()
         return None
+
+    def looks(self) -> bool:
+        """Count a call with an averaged gradient, and return whether to look if it changes that: not in each."""
+        self._calls += 1
+        return not self.changes and due(self._calls)
+
+    def note(self, before: torch.Tensor, after: torch.Tensor | None) -> None:
+        """Look at a gradient before a call and after it."""
+        self.changes = after is None or not torch.equal(before.to_dense().nan_to_num(), after.to_dense().nan_to_num())
 
 
 class HookDeferrer:
@@ -174,11 +186,17 @@ class HookDeferrer:
             for key in own_hooks(before):
                 given = gradient.clone()  # the program may keep it, or change it in place
                 changed = before[key].call(given)
-                gradient.copy_(given if changed is None else changed.detach())
+                result = given if changed is None else changed.detach()
+                if before[key].looks():
+                    before[key].note(gradient, result)
+                gradient.copy_(result)
             if old is not None:
                 gradient.add_(old)
             for key in own_hooks(after):
+                kept = parameter.grad.clone() if parameter.grad is not None and after[key].looks() else None
                 after[key].call(parameter)
+                if kept is not None:
+                    after[key].note(kept, parameter.grad)
 
 
 class WatchedHooks(TorchFunctionMode):
@@ -298,6 +316,12 @@ def changes_gradient(parameter: torch.Tensor) -> bool:
             if not torch.equal(given if result is None else result, probe):
                 return True
     return False
+
+
+def has_changed_gradients(parameter: torch.Tensor) -> bool:
+    """Return whether a hook of the program was seen to give a parameter another gradient than the average."""
+    hooks = (hook for table in _hooks_of(parameter) for hook in table.values())
+    return any(isinstance(hook, DeferredHook) and hook.changes for hook in hooks)
 
 
 def _hooks_of(parameter: torch.Tensor) -> tuple[dict[int, Any], dict[int, Any]]:

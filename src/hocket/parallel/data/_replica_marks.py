@@ -16,6 +16,7 @@ from hocket.comm import torch_adapter
 from ..batches import batch as _batch
 from ..batches import due
 from ..mesh import World
+from ._hooks import has_changed_gradients
 from ._other_libraries import tell_own_schedules
 
 _BITS: Final = 32  # an order of blocks that differs does so in every step: it would pass for another in one of 4e9
@@ -93,7 +94,7 @@ class ReplicaMarks:
     def numbers(self) -> torch.Tensor:
         """Return this rank's marks, to be summed over ranks: float64 of SIZE elements."""
         weight = self._weight()
-        marks = marks_of((_drawn(), self._settings()))
+        marks = marks_of((_drawn(), self._settings(), self._changed()))
         return torch.tensor([*marks, weight, weight * weight], dtype=torch.float64)
 
     def check(self, sums: torch.Tensor, world: World) -> None:
@@ -110,6 +111,14 @@ class ReplicaMarks:
                     "of its own samples, or a rank has taken a batch that others have not. Give it numbers that are "
                     "the same on all ranks: hocket.total of a tensor with a place for each sample, say"
                 )
+            changed = world.from_all(self._changed())
+            for name in sorted({name for names in changed for name in names}):
+                ranks = [rank for rank, names in enumerate(changed) if name in names]
+                if len(ranks) < world.size:
+                    raise RuntimeError(
+                        f"a hook of the program on rank {ranks[0]} has changed the gradient of {name!r}, and other "
+                        "ranks' have not, so that their models drift apart: register it on every rank"
+                    )
             everyone = world.from_all(self._settings())
             other = next(rank for rank, one in enumerate(everyone) if one != everyone[0])
             raise RuntimeError(
@@ -178,6 +187,10 @@ class ReplicaMarks:
             ]
             found.append((updates, settings))
         return found
+
+    def _changed(self) -> list[str]:
+        """Return the parameters whose gradients hooks of the program were seen to change."""
+        return [name for name, one in self._parameters if has_changed_gradients(one)]
 
     def _weight(self) -> float:
         if not self._parameters:
