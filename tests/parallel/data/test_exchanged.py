@@ -90,6 +90,23 @@ def test_a_statistic_of_targets_is_found_where_samples_keep_their_order() -> Non
     assert off(lambda y: torch.arange(8), lambda output, y: F.mse_loss(output, y / y.std())) > 0.01
 
 
+def test_a_quantile_of_what_counts_in_the_batch_is_found() -> None:
+    """As many count as samples say, so that other choices of them have more or fewer (tokens of texts)."""
+
+    def hardest(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        losses, counts = (output - y).square(), y > 0
+        chosen = (counts & (losses >= torch.quantile(losses.detach()[counts], 0.7))).double()
+        return (losses * chosen).sum() / chosen.sum()
+
+    def of_each(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        losses, counts = (output - y).square(), (y > 0).double()
+        chosen = counts * (losses >= torch.quantile(losses.detach(), 0.7, dim=1, keepdim=True))
+        return (losses * chosen).sum() / chosen.sum()
+
+    assert off(lambda y: torch.arange(8), hardest) > 0.01
+    assert off(lambda y: torch.arange(8), of_each) == 0
+
+
 def test_a_statistic_is_found_in_a_loss_of_terms_that_divide_by_different_counts() -> None:
     """A mean over elements and one over features: with two samples the deviation has no second derivative."""
 

@@ -379,3 +379,38 @@ def test_what_is_kept_is_compared_though_one_rank_takes_more_numbers_from_elsewh
     first, other = (Dependency((3,), total, kept=True) for total in (1.0, 2.0))
     assert "[3]" in unlike([[number, first], [other]], kept=True)
     assert not unlike([[number, first], [other]], kept=False)
+
+
+class Energies(nn.Module):
+    """The energy of each cloud of points, all of which lie in one row after the other, as graphs are collated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def forward(self, points: Tensor, of: Tensor, count: int) -> Tensor:
+        first, second = ((of[:, None] == of) & ~torch.eye(len(of), dtype=torch.bool)).nonzero().T
+        pairs = self.layers((points[first] - points[second]).norm(dim=1, keepdim=True))
+        return torch.zeros(count, 1, dtype=points.dtype).index_add(0, of[first], pairs)
+
+
+def forces() -> list[str]:
+    torch.manual_seed(0)
+    model: Any = Energies().double()
+    clouds = list(torch.randn(8, 4, 3).double())
+    loader: Any = DataLoader(clouds, batch_size=4, collate_fn=lambda some: (torch.cat(some), len(some)))
+    model, optimizer, loader = hocket.distribute(model, torch.optim.SGD(model.parameters(), 0.01), loader)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for points, count in loader:
+            optimizer.zero_grad()
+            points.requires_grad_()
+            energy = model(points, torch.arange(count).repeat_interleave(4), count)
+            (force,) = torch.autograd.grad(energy.sum(), points, create_graph=True)
+            (force - 0.1).square().mean().backward()
+            optimizer.step()
+    return [str(one.message) for one in said if TOLD in str(one.message)]
+
+
+def test_what_a_model_saves_for_its_gradients_is_of_the_batch() -> None:
+    assert run_ranks(forces, 2) == [[], []]

@@ -65,8 +65,8 @@ def entries_of(value: Any, name: str = "batch") -> Iterator[BatchEntry]:
         about = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
         yield BatchEntry(name, about, flat.to("cpu", torch.float64).numpy(), rounded)
     elif isinstance(value, Mapping):
-        for key in value:
-            yield from entries_of(value[key], f"{name}[{key!r}]")
+        for key, one in value.items():
+            yield from entries_of(one, f"{name}[{key!r}]")
     elif isinstance(value, tuple | list):
         for i, one in enumerate(value):
             yield from entries_of(one, f"{name}[{i}]")

@@ -62,7 +62,7 @@ def fingerprint(batch: Any) -> list[Any]:
         first = np.abs(batch.flat[:4096])  # of any strides and order of bytes, which torch does not take
         return [batch.shape, float(np.nan_to_num(first.sum(dtype=np.float64)))]
     if isinstance(batch, Mapping):
-        return [item for key in batch for item in (str(key), *fingerprint(batch[key]))]
+        return [item for key, one in batch.items() for item in (str(key), *fingerprint(one))]
     if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
         return [item for value in batch for item in fingerprint(value)]
     return [batch] if isinstance(batch, str | bytes | int | float | None) else [type(batch).__name__]

@@ -45,9 +45,15 @@ def like_mapping(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
     """Return a mapping of the type of `value`, if such can be made, with the contents of `parts`."""
     if type(value) is dict or not isinstance(value, MutableMapping):
         return parts
-    twin = copy.copy(value)
+    if not (rows := hasattr(value, "auto_batch_size_")):
+        twin: Any = copy.copy(value)
+    else:  # a TensorDict, whose entries are as long as it says: the parts may have fewer rows
+        twin = value.empty()  # type: ignore[attr-defined]
+        twin.batch_size = ()
     for key, part in parts.items():
         twin[key] = part
+    if rows:
+        twin.auto_batch_size_(value.batch_dims)  # type: ignore[attr-defined]
     return twin
 
 
@@ -79,9 +85,12 @@ def children(value: Any) -> Collection[Any]:
 
 
 def _keys(value: Mapping[Any, Any]) -> list[Any]:
-    """Return the keys of a mapping; of one that is a dataclass as its fields are, for copies of it have them so."""
+    """Return the keys of a mapping; of one that is a dataclass as its fields are, for copies of it have them so.
+
+    A TensorDict gives its rows if one iterates over it.
+    """
     fields = [name for name in getattr(value, "__dataclass_fields__", ()) if name in value]
-    return [*fields, *(key for key in value if key not in fields)] if fields else list(value)
+    return [*fields, *(key for key in value.keys() if key not in fields)]  # noqa: SIM118
 
 
 def is_dataclass(value: Any) -> bool:

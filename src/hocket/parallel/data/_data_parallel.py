@@ -107,6 +107,7 @@ class DataParallel(StandsForModule):
         self._passes = OpenPasses()
         self._weighs = loss_reduction == "mean" and not self._crosses_ranks  # else weights are known in forward
         self._share = 1.0  # the weight by samples of the latest batch
+        self._runs = False  # whether the model's forward is running
         replicated = {name: parameter for name, parameter in named_parameters_of(module) if not is_excluded(parameter)}
         self._replicated = list(replicated.values())
         self._observer = LoopObserver(
@@ -154,12 +155,22 @@ class DataParallel(StandsForModule):
         factor = self._before_forward(reducer, (args, kwargs))
         compiled = torch.compiler.is_compiling() or hasattr(self.module, "_orig_mod")
         watching = nullcontext() if compiled or self._observer.looked else watched_hooks(self.module)
-        with nullcontext() if torch.compiler.is_compiling() else self._observer.numbers.drawing(), watching:
+        with nullcontext() if torch.compiler.is_compiling() else self._running(), watching:
             output = self.module(*args, **kwargs)
         output = self._after_forward(reducer, (args, kwargs), output, factor)
         if self._observer.looks and not torch.compiler.is_compiling():
             self._observer.forward_ended((args, kwargs), output, self._latest)
         return output
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Open a block in which the model's forward runs."""
+        self._runs = True
+        try:
+            with self._observer.numbers.drawing():
+                yield
+        finally:
+            self._runs = False
 
     @torch_adapter.outside_compiler
     @_looking_away
@@ -270,15 +281,20 @@ class DataParallel(StandsForModule):
         A mean over samples comes out with the weight that it has anyway; one over tokens with the right one.
         """
         reducer = self._reducer
-        self._observer.back_propagation_begins(roots)
-        if reducer is None:
-            return
-        reducer.due = False
-        if any(isinstance(one, GradientEdge) for one in roots):
+        if reducer is not None and any(isinstance(one, GradientEdge) for one in roots):
             raise RuntimeError(
                 "torch.autograd.backward was given an edge of the graph, of which nothing tells by what a rank's loss "
                 "is weighted: give it the loss itself, as loss.backward() does"
             )
+        own = {id(one) for one in self._replicated} if self._runs else set()
+        if self._runs and not any(id(leaf) in own for one in roots for leaf in torch_adapter.leaves(one)):
+            return  # the model's forward asks for gradients of something else
+        self._observer.back_propagation_begins(roots)
+        if reducer is None:
+            return
+        if any(one.is_leaf and one.numel() == 1 and getattr(one, "_backward_hooks", None) for one in roots):
+            raise RuntimeError(_BY_HOOKS)
+        reducer.due = False
         if self._passes.several and not _aside.get():
             self._weigh_passes(reducer, roots)
         note = self._latest
@@ -402,6 +418,14 @@ def loops_set_aside() -> Iterator[None]:
     finally:
         _aside.reset(before)
 
+
+_BY_HOOKS: Final = (
+    "the loss is a tensor without a graph, whose hook runs the model and back-propagates (gradient caching, as the "
+    "Cached... losses of sentence-transformers do it): gradients that come so can neither be weighed nor averaged, nor "
+    "is it seen whether samples of several ranks should meet in the loss. Compute it without such a hook (there: the "
+    "loss of that name without Cached, with gather_across_devices=True), and to save memory let the model "
+    "recompute its activations"
+)
 
 _OF_AN_EVALUATION: Final = (
     "back-propagation through batches of hocket.shard(...), which is for evaluation: ranks may have other numbers of "

@@ -342,6 +342,10 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             args, kwargs = mapped(given, other)
             args, kwargs = [number(one) for one in args], {key: number(one) for key, one in kwargs.items()}
+            if func is torch.ops.aten.gather.default and args[2] is given[0][2]:
+                args[2] = _as_far(args[2], given[0][0], args[0])
+            elif func is torch.ops.aten.view.default and given[0][0].shape == (*given[0][1],):
+                args[1] = args[0].shape  # by which torch.quantile makes sure of what it has sorted
             with enable_reentrant_dispatch(), torch_adapter.unsaved(), warnings.catch_warnings(action="ignore"):
                 return tensors_in(func(*args, **kwargs))
         except Exception:  # sizes that one choice of samples has need not fit another
@@ -443,6 +447,16 @@ def _named(tensors: Iterable[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
 
 def _put(source: torch.Tensor, instead: torch.Tensor, one: torch.Tensor) -> torch.Tensor:
     return instead if one is source else one
+
+
+def _as_far(place: torch.Tensor, source: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return what is as far in another row as a place in one: by this `torch.quantile` takes what it has sorted.
+
+    It computes the place from the row's length, which other choices of samples need not have (`losses[mask]`).
+    """
+    if source.dim() != 1 or place.numel() != 1 or len(source) == len(other):
+        return place
+    return (place * (len(other) - 1) / max(1, len(source) - 1)).round().long()
 
 
 def _is_exact(func: Any) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from hocket.comm import torch_adapter
+
 from ..batches import tensors_in
 
 owned: Any = WeakTensorKeyDictionary()
@@ -111,7 +113,7 @@ class KeptTensors:
         if not self._samples:
             return
         new = written(func, given) if func.overloadpacket in _REPLACING else []
-        for one in tensors:
+        for one in () if torch_adapter.in_backward() else tensors:  # there: what a model's forward has saved
             unknown = one not in self._from and all(one is not other for other in (*known, *new))
             if unknown and type(one) is torch.Tensor and one.numel() <= _MOST:
                 self._add(one, kept=False)
