@@ -329,9 +329,10 @@ class _Hunt:
         if self.least is None and self.refused is not None:
             return self.refused
         if not any_layout or self.least is None:
-            fixed = ", ".join(f"{name} = {value}" for name, value in self.grid.fixed.items()) or "nothing fixed"
-            rule = f"no degrees of {self.grid.workers} workers go with a batch of {self.grid.batch} and {fixed}"
-            return PlanFinding("data_parallel_degree", rule, "fix less, or make the batch larger")
+            fixed = ", ".join(f"{name} = {value}" for name, value in self.grid.fixed.items())
+            rule = f"no degrees of {self.grid.workers} workers go with a batch of {self.grid.batch}"
+            rule, first = (f"{rule} and {fixed}", "fix less") if fixed else (rule, "use fewer workers")
+            return PlanFinding("data_parallel_degree", rule, f"{first}, or make the batch larger")
         memory, plan = self.least
         samples = -(-self.grid.batch // (plan.data_parallel_degree * plan.micro_batches * plan.accumulate))
         kinds = {name: nbytes for name, nbytes in memory.rows() if name not in ("total", "resident", "absent")}
