@@ -1,8 +1,10 @@
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import textwrap
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -168,6 +170,20 @@ def test_bad_input_is_named(tmp_path, refusal):
     for wrong in ("0", "nan", "-1"):
         assert "--timeout" in refusal(empty, "--timeout", wrong)
     assert "--seed" in refusal(empty, "--seed", "1" + "0" * 400)
+
+
+def test_what_is_no_python_is_refused_before_a_rank_is_started(tmp_path, refusal):
+    wrong, zeros, archive = tmp_path / "wrong.py", tmp_path / "zeros.py", tmp_path / "weights.pt"
+    wrong.write_text("import sys\nthis is none (")
+    zeros.write_bytes(b"a\0b")
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("data.pkl", "")
+    for script, said in ((wrong, r"no Python program: .*never closed \(line 2\)"), (zeros, "null bytes"),
+                         (archive, "archive without a __main__")):  # fmt: skip
+        error = refusal(script)
+        assert re.search(said, error)
+        assert "Traceback" not in error
+        assert "on 1 rank" not in error
 
 
 def test_any_seed_counts_as_one_also_that_which_check_gives(tmp_path):

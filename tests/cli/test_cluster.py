@@ -1,5 +1,6 @@
 """`hocket cluster` and `hocket simulate`: what they print, and how they refuse."""
 
+import itertools
 import json
 from pathlib import Path
 from xml.etree import ElementTree
@@ -8,7 +9,8 @@ import pytest
 
 from hocket import cli
 from hocket.cli._probe.rank import pairs_of
-from hocket.cluster import load
+from hocket.cli._probe.report import document, to_cluster, unlike_hosts
+from hocket.cluster import from_toml, load
 from hocket.testing import deadline
 
 
@@ -159,6 +161,23 @@ def test_simulate_pipeline_has_the_published_idle_share(capsys: pytest.CaptureFi
     )
     assert code == 0
     assert json.loads(out)["idle_share"] == pytest.approx(3 / 7, rel=1e-6)
+
+
+def test_a_probe_says_which_hosts_are_slow() -> None:
+    def seconds(slow: bool) -> dict[str, float]:
+        return {str(nbytes): 30e-6 + nbytes / (1e8 if slow else 1e9) for nbytes in (8, 10**6, 10**7)}
+
+    figures = {"memory_Bps": 1e10, "memory_nbytes": 2**30, "flops": 1e11}
+    result = {
+        "ranks": [{"host": f"h{rank}", **figures} for rank in range(4)],
+        "pairs": [{"ranks": [*pair], "seconds": seconds(2 in pair)} for pair in itertools.combinations(range(4), 2)],
+    }
+    found, pings = to_cluster("mine", result)
+    said = "hosts differ in how fast messages to others go: 100 MB/s for h2; 1 GB/s for h0, h1, h3"
+    assert unlike_hosts(found) == [said]
+    text = document(found, pings, result)
+    assert f"# {said}\n" in text
+    assert from_toml(text).world == 4
 
 
 @pytest.mark.long

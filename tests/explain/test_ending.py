@@ -49,6 +49,7 @@ CASES: dict[str, tuple[dict[str, Any], str | None]] = {
     "another host's": ({"outcome": "failed", "failures": [failure(0, ended_by_launcher=True)]}, None),
     "interrupted": ({"outcome": "interrupted", "exit_code": 143}, r"the job was interrupted \(SIGTERM\) after 201 s"),
     "timed out": ({"outcome": "timed-out", "exit_code": 124}, r"its own time limit after 201 s.*--timeout"),
+    "output lost": ({"outcome": "output-lost", "exit_code": 1}, r"no space for what it printed after 201 s"),
     "finished": ({"outcome": "finished", "exit_code": 0}, None),
     "running": ({}, None),
     "of another program": ({"outcome": "failed"}, None),

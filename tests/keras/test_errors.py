@@ -184,6 +184,9 @@ def attempts() -> dict[str, Callable[[], Any]]:
         "saving in an epoch": in_the_middle,
         "a stateful layer": going_on_with_samples,
         "no loss": no_loss,
+        "a loss for each sample": lambda: model(loss=keras.losses.MeanSquaredError(reduction="none")).fit(
+            x, y, verbose=0
+        ),
         "unknown schedule": lambda: piped(schedule="zero"),
         "a loss that is no mean": lambda: whole_loss().fit(x, y, verbose=0),
         "masks in turns": masks,
@@ -236,6 +239,7 @@ EXPECTED = {
     "saving in an epoch": 'ValueError: ModelCheckpoint has save_freq=2.*pipeline= .*say save_freq="epoch"',
     "a stateful layer": "ValueError: layer 'recurrent' has stateful=True.*say stateful=False, or start one worker",
     "no loss": "ValueError: No loss to compute",
+    "a loss for each sample": "ValueError: the loss has the shape \\[32\\], of which Keras takes no .*give its mean",
     "unknown schedule": 'ValueError: schedule=\'zero\' must be "gpipe" or "1f1b"',
     "a loss that is no mean": 'ValueError: schedule="1f1b" computes the loss of each micro-batch.*say schedule="gpipe"',
     "masks in turns": 'ValueError: an output of the model has a mask.*say schedule="gpipe"',

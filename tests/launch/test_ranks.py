@@ -240,6 +240,18 @@ def test_a_launch_whose_output_nobody_reads_ends(hocket: Any, script: Any) -> No
     assert process.wait(timeout=deadline(30)) == 141
 
 
+def test_a_launch_whose_output_finds_no_space_says_so(script: Any, tmp_path: Path) -> None:
+    path = script("import time\nprint('x', flush=True)\ntime.sleep(600)")
+    command = [sys.executable, "-m", "hocket", "run", "-n", "1", str(path)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=deadline(60), check=False
+        )
+    assert done.returncode == 1
+    assert "what the ranks print cannot be written: No space left on device" in done.stderr
+    assert "output-lost" in done.stderr
+
+
 def test_logs_and_tees_go_where_torchrun_puts_them(launched: Any, script: Any, tmp_path: Path) -> None:
     path = script(
         f"""import os, sys, time

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hocket import cluster
+from hocket.parallel.pipeline import in_steps
 from hocket.planner import (
     Constants,
     Network,
@@ -23,7 +24,7 @@ from hocket.planner import (
     predict,
     search,
 )
-from hocket.workload import Exchange, Layer, Workload, WorkloadStep, capture, refined
+from hocket.workload import Exchange, Layer, Workload, WorkloadError, WorkloadStep, capture, parse, refined
 
 BATCH, WIDTH = 8, 64
 PAIRS = 3
@@ -328,3 +329,53 @@ def test_a_frozen_layer_is_charged_half_a_backward_pass_or_none() -> None:
     # Products: four ahead, and behind one for each layer's weights, and one for the input of all but the first.
     assert step_s(1, 2) == pytest.approx(step_s() * (4 + 2 + 3) / 11, rel=0.03)  # the loss is small
     assert step_s(0, 1) == pytest.approx(step_s() * (4 + 2 + 1) / 11, rel=0.03)
+
+
+class _Tied(nn.Module):
+    """A language model whose last matrix is that of its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(100, WIDTH)
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.head = nn.Linear(WIDTH, 100, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        out = self.embedding(words)
+        for block in self.blocks:
+            out = out + block(out)
+        found: torch.Tensor = self.head(out)
+        return found
+
+
+def test_stages_that_share_weights_are_not_planned_with_sharded_parameters(network: Network) -> None:
+    model, words = _Tied(), torch.zeros(BATCH, 5, dtype=torch.long)
+    workload = in_steps(capture(model, words), model, words)
+    assert parse(str(workload)) == workload
+    case = {"workers": 4, "batch": BATCH}
+    plans = admissible_plans(workload, network, **case)
+    piped = {plan.shard for plan in plans if plan.pipeline_parallel_degree == 2}
+    assert piped == {"none", "optimizer", "gradients"}
+    assert any(plan.shard == "parameters" for plan in plans)  # of the whole model
+    fixed: dict[str, Any] = {"pipeline_parallel_degree": 2, "tensor_parallel_degree": 1, "shard": "parameters"}
+    with pytest.raises(PlanError, match="stages share cannot be sharded .* 'head' has some of 'embedding'"):
+        search(workload, network, **case, memory_limit=0, fixed=fixed)
+    with pytest.raises(PlanError, match="stages share cannot be sharded"):
+        predict(Plan(**fixed, micro_batches=2), workload, network, **case)
+    alone = search(workload, network, **case, memory_limit=0, fixed=fixed | {"pipeline_parallel_degree": 4})
+    assert alone.best.plan.pipeline_parallel_degree == 4  # each stage is on one worker, and nothing is sharded
+
+
+def test_weights_that_one_stage_shares_with_itself_may_be_sharded(captured: Workload, network: Network) -> None:
+    *rest, last = captured.layers
+    tied = dataclasses.replace(captured, layers=(*rest, dataclasses.replace(last, tied_to=rest[-1].name)))
+    fixed = {"pipeline_parallel_degree": 2, "shard": "parameters"}
+    found = search(tied, network, workers=4, batch=BATCH, memory_limit=0, fixed=fixed)
+    assert found.best.plan.shard == "parameters"
+
+
+def test_a_layer_is_tied_to_one_before_it(captured: Workload) -> None:
+    first, *rest = captured.layers
+    with pytest.raises(WorkloadError, match="is tied to 'nowhere', and no layer before it"):
+        dataclasses.replace(captured, layers=(dataclasses.replace(first, tied_to="nowhere"), *rest))

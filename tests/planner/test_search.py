@@ -224,6 +224,14 @@ def test_what_fits_nowhere_is_refused_with_what_is_missing(selene: Network) -> N
         search(long, selene, workers=2, batch=2, memory_limit=3 * 2**30, fixed={"shard": "none"})
 
 
+def test_a_batch_that_no_degree_divides_is_refused_with_what_can_be_done(selene: Network) -> None:
+    refused = r"no degrees of 3 workers go with a batch of 1; use fewer workers, or make the batch larger$"
+    with pytest.raises(PlanError, match=refused):
+        search(small(), selene, workers=3, batch=1)
+    with pytest.raises(PlanError, match="a batch of 1 and tensor_parallel_degree = 1; fix less, or"):
+        search(small(), selene, workers=2, batch=1, fixed={"tensor_parallel_degree": 1})
+
+
 def test_too_many_workers_are_refused(selene: Network) -> None:
     with pytest.raises(PlanError, match="selene-like has places for 3072 workers"):
         search(named_transformer("gpt-7b"), selene, workers=4096, batch=4096)

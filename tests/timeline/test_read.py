@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,12 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     key = lambda one: (one.rank, one.stream, one.name)  # noqa: E731
     assert sorted(found.spans, key=key) == sorted(WRITTEN.spans, key=key)
     assert compare(WRITTEN, found).error == pytest.approx(0.0)
+
+
+def test_a_trace_without_a_name_has_that_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "o.json"
+    path.write_text(json.dumps(to_perfetto(WRITTEN)["traceEvents"]))
+    assert read_perfetto(path).name == "o.json"
 
 
 def test_a_plain_list_of_events_is_a_trace_too() -> None:

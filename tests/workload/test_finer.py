@@ -33,6 +33,7 @@ _step = st.builds(
     crossing_bytes=st.integers(0, 10**9),
     parameters=st.integers(0, 10**6),
     tensors=st.integers(0, 3),
+    tied_to=st.just(""),
 )
 
 

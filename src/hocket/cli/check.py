@@ -1,8 +1,11 @@
 """`hocket check`: does a script learn the same on one rank and on several?"""
 
 import contextlib
+import importlib.util
 import os
 import tempfile
+import warnings
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,6 +48,8 @@ def check(
         bad_input("check", f"there is no script {str(script)!r}")
     if not timeout >= 1:  # some versions of click let NaN pass
         bad_input("check", f"--timeout {timeout}: give a number of seconds, 1 or more")
+    if wrong := _no_python(script):
+        bad_input("check", wrong)
     from ._check.equivalence import NothingRecorded, compare
 
     command = [str(script.absolute()), *(arguments or [])]
@@ -71,6 +76,24 @@ def check(
     else:
         _show(comparison)
     raise typer.Exit(0 if comparison.equivalent else 1)
+
+
+def _no_python(script: Path) -> str:
+    """Return why a file is no Python program; "" if it is one, or what Python runs too: an archive, compiled code."""
+    text = script.read_bytes()
+    if zipfile.is_zipfile(script):
+        with zipfile.ZipFile(script) as archive:
+            runs = {"__main__.py", "__main__.pyc"} & set(archive.namelist())
+        return "" if runs else f"{str(script)!r} is no Python program: it is an archive without a __main__.py"
+    if text.startswith(importlib.util.MAGIC_NUMBER):
+        return ""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            compile(text, str(script), "exec", dont_inherit=True)
+    except SyntaxError as error:  # of zero bytes it tells no line
+        where = "" if error.lineno is None else f" (line {error.lineno})"
+        return f"{str(script)!r} is no Python program: {error.msg}{where}"
+    return ""
 
 
 def _warning(changed: list[str]) -> str:

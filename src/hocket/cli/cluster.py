@@ -181,7 +181,7 @@ def _measured(n: int, sizes: list[int], rounds: int, timeout_s: float, in_job: b
 
 
 def _tell(name: str, result: dict[str, Any], out: Path | None, as_json: bool) -> None:
-    from ._probe.report import document, table, to_cluster
+    from ._probe.report import document, table, to_cluster, unlike_hosts
 
     found, pings = to_cluster(name, result)
     text = document(found, pings, result)
@@ -193,7 +193,7 @@ def _tell(name: str, result: dict[str, Any], out: Path | None, as_json: bool) ->
     elif out is None:
         typer.echo(text, nl=False)
     else:
-        for line in table(pings, result):
+        for line in [*table(pings, result), *unlike_hosts(found)]:
             typer.echo(line)
 
 

@@ -11,6 +11,7 @@ from ._errors import ClusterError
 from ._graph_builder import GraphBuilder
 
 Floats = NDArray[np.float64]
+_UNLIKE = 1.5  # times as fast as others is a host that is not one of them: measurements of like ones vary, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,9 @@ def from_measurements(name: str, ranks: Sequence[MeasuredRank], pings: Mapping[t
     """Return the cluster that explains the measurements: ranks around their host's memory, hosts around one switch.
 
     Ways between ranks are medians over the pairs of a host, and over the pairs of different hosts; the port of a host
-    gets what the way between hosts takes beyond that within one. Which switches and cables there are cannot be seen
-    from two ranks at a time; where hosts share something beyond one switch, describe it by hand.
+    gets what the way between hosts takes beyond that within one. A host all of whose messages are half again as slow as
+    those of others, or as fast, has a port of its own. Which switches and cables there are cannot be seen from two
+    ranks at a time; where hosts share something beyond one switch, describe it by hand.
 
     Args:
         name: Name of the cluster.
@@ -101,11 +103,40 @@ def from_measurements(name: str, ranks: Sequence[MeasuredRank], pings: Mapping[t
         layout.link(node, centres[rank.host], near.rate_Bps, near.latency_s / 2)
         layout.ranks.append(node)
     if len(hosts) > 1:
-        far = _median(across)
+        ports = _ports([rank.host for rank in ranks], pings)
         switch = layout.node("switch0", "switch")
-        for centre in centres.values():
-            layout.link(centre, switch, far.rate_Bps, max(far.latency_s - near.latency_s, 0.0) / 2)
+        for host, centre in centres.items():
+            layout.link(centre, switch, ports[host].rate_Bps, max(ports[host].latency_s - near.latency_s, 0.0) / 2)
     return layout.freeze(name, "shortest")
+
+
+def _ports(hosts: Sequence[str], pings: Mapping[tuple[int, int], PingFit]) -> dict[str, PingFit]:
+    """Return of each host a message between it and one like it; `hosts` are those of the ranks.
+
+    A message is as fast as the slower of its two ports, so the fastest way of a host tells its own.
+    """
+    ways: dict[tuple[str, str], list[PingFit]] = {}
+    for (a, b), ping in pings.items():
+        if hosts[a] != hosts[b]:
+            first, second = sorted((hosts[a], hosts[b]))
+            ways.setdefault((first, second), []).append(ping)
+    of_pair = {pair: _median(found) for pair, found in ways.items()}
+    every = [ping for found in ways.values() for ping in found]
+    own: dict[str, PingFit] = {}
+    for pair, ping in of_pair.items():
+        for host in pair:
+            own[host] = max(own.get(host, ping), ping, key=lambda one: one.rate_Bps)
+    usual = float(np.median([ping.rate_Bps for ping in own.values()]))
+    alike = {host for host, ping in own.items() if usual / _UNLIKE <= ping.rate_Bps <= usual * _UNLIKE}
+    among = _median([ping for pair, found in ways.items() for ping in found if alike.issuperset(pair)] or every)
+    ports = {host: among if host in alike else own.get(host, among) for host in hosts}
+    for host in ports.keys() - alike:  # the other half of its ways' latency is of those that are alike
+        late = [
+            2 * ping.latency_s - among.latency_s for pair, ping in of_pair.items() if host in pair and alike & {*pair}
+        ]
+        if late:
+            ports[host] = PingFit(max(0.0, float(np.median(late))), ports[host].rate_Bps)
+    return ports
 
 
 def _median(pings: Sequence[PingFit]) -> PingFit:

@@ -16,6 +16,7 @@ _OUTCOMES = {
         "was interrupted", "if nobody did this, look at the scheduler: a limit of time or memory, or a preemption"
     ),
     "timed-out": ("was ended by its own time limit", "give it longer (--timeout), or fewer steps"),
+    "output-lost": ("ended since its disk had no space for what it printed", "free some, or write it elsewhere"),
     "output-closed": ("ended since nobody read what it printed", "write the output into a file, and read that"),
 }  # fmt: skip
 

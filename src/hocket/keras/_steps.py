@@ -291,6 +291,11 @@ class Steps:
                 y_pred = self._whole(y_pred, share, factor)
             loss = plain(x, y, y_pred, sample_weight, *args, **kwargs)
             self._take_rows(given, sample_weight, share)
+            if self._keras_step and isinstance(loss, torch.Tensor) and loss.requires_grad and loss.numel() > 1:
+                raise ValueError(
+                    f"the loss has the shape {list(loss.shape)}, of which Keras takes no gradient: "
+                    'give its mean, as a loss with reduction="sum_over_batch_size" does'
+                )
             if weight != 1.0 and isinstance(loss, torch.Tensor) and loss.requires_grad:
                 loss = scale_gradients(loss, weight)
             return loss

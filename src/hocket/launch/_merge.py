@@ -1,6 +1,7 @@
 """One thread that merges what the ranks print, line by line, and notices when each of them ends."""
 
 import contextlib
+import errno
 import os
 import select
 import selectors
@@ -21,6 +22,7 @@ _P = ParamSpec("_P")
 _CHUNK = 1 << 16
 _POLL_S = 0.02  # where the kernel (before Linux 5.3) cannot tell by a descriptor that a process has ended
 _DRAIN_S = 30.0  # to show what is left at the end; only a console that does not take it could need that long
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SNAPSHOT_S = 10.0  # how often a line that is being overwritten (a progress bar) is shown where there is no terminal
 
 
@@ -146,6 +148,11 @@ class Merger:
             self._alive[pidfd] = child
             self._selector.register(pidfd, selectors.EVENT_READ)
         self._wake()
+
+    def output_ended(self) -> tuple[str, int]:
+        """Return with which outcome and exit code a job ends whose output cannot be written any more."""
+        full = self.output_closed is not None and self.output_closed.errno in _FULL
+        return ("output-lost", 1) if full else ("output-closed", 128 + signal.SIGPIPE)
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):  # full: it will wake

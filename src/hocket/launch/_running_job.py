@@ -35,7 +35,6 @@ from ._result import LaunchResult
 from ._run_directory import RUN_VARIABLE, LaunchDirectory, worth_saying
 
 TIMED_OUT = 124  # as timeout(1) says it
-OUTPUT_CLOSED = 128 + signal.SIGPIPE
 _LOOK_S = 1.0  # between two looks at who has come, in a store that all hosts share
 
 
@@ -223,7 +222,7 @@ class RunningJob(JobListener):
         if self._merger.output_closed:
             with contextlib.suppress(OSError):
                 self.say(f"what the ranks print cannot be written: {self._merger.output_closed.strerror}")
-            raise JobEnded("output-closed", OUTPUT_CLOSED)
+            raise JobEnded(*self._merger.output_ended())
         for sentence in self.aggregators.revive() if self.aggregators else ():
             self.say(sentence)
         if self._deadline_s is not None and time.monotonic() > self._deadline_s:

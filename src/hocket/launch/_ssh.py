@@ -385,7 +385,7 @@ def _follow(
         if merger.output_closed:
             with contextlib.suppress(OSError):
                 say(f"what the ranks print cannot be written: {merger.output_closed.strerror}")
-            return "output-closed", 128 + signal.SIGPIPE
+            return merger.output_ended()
         if signals.arrived:
             number = signals.arrived[0]
             say(time_to_end(number, arguments.grace_s))

@@ -25,7 +25,7 @@ def read_perfetto(path: str | Path) -> Timeline:
         raise TimelineError(f"{str(path)!r} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise TimelineError(f"{str(path)!r} is not JSON: {error}") from None
-    return from_perfetto(document, Path(path).stem)
+    return from_perfetto(document, Path(path).name)
 
 
 def from_perfetto(document: Any, name: str = "trace") -> Timeline:

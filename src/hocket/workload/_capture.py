@@ -137,11 +137,14 @@ def _layers(
     owned = {id(parameter) for unit in units for parameter in unit.module.parameters()}
     loose = [parameter for parameter in model.parameters() if id(parameter) not in owned]
     held: dict[int, Holding] = {}
-    counted: set[int] = set()
+    first: dict[int, str] = {}  # of each parameter the unit that holds it first
+    tied: dict[int, str] = {}
     for index in order:
         own = [*units[index].module.parameters(), *(loose if place[index] == 0 else ())]
-        held[index] = Holding([one for one in own if id(one) not in counted], update.state_bytes)
-        counted.update(id(one) for one in own)
+        held[index] = Holding([one for one in own if id(one) not in first], update.state_bytes)
+        before = {first[id(one)] for one in own if id(one) in first}
+        tied[index] = next((units[other].name for other in order if units[other].name in before), "")
+        first.update((id(one), units[index].name) for one in held[index].parameters)
     shares = shares_of(model, trace, held, degrees, known=timing is None, in_steps=in_steps)
     state = {index: holding.nbytes() for index, holding in held.items()}
     for index, found in alone(state, repeats if timing else 0).items():
@@ -177,6 +180,7 @@ def _layers(
                 peak_bytes=passing[index],
                 peak_fixed_bytes=fixed[index],
                 update_bytes=update.single_bytes(own_state.parameters, last),
+                tied_to=tied[index],
             )
         )
         in_loss = index in peaks and peaks[index].in_loss

@@ -19,6 +19,7 @@ class WorkloadStep(NamedTuple):
         crossing_bytes: What passes the cut before it in the forward pass, for the workload's batch.
         parameters: How many it uses that no step before it does.
         tensors: In so many tensors.
+        tied_to: The first step before it with whose parameters it computes, too; "" if there is none.
     """
 
     name: str
@@ -28,6 +29,7 @@ class WorkloadStep(NamedTuple):
     crossing_bytes: int
     parameters: int = 0
     tensors: int = 0
+    tied_to: str = ""
 
 
 def refined(workload: Workload, steps: Sequence[WorkloadStep]) -> Workload:
@@ -103,6 +105,7 @@ def _apart(layer: Layer, steps: Sequence[WorkloadStep]) -> list[Layer]:
                 fixed_share=layer.fixed_share,
                 block=layer.name,
                 launch_s=layer.launch_s * share,
+                tied_to=step.tied_to,
             )
         )
     return found

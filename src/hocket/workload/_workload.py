@@ -49,6 +49,8 @@ class Layer:
             it: gradients of its own, as far as they are there then, what is added to them, weights in another type.
         update_bytes: What the optimizer makes for a moment of the layer's largest tensor, where it goes from one tensor
             to the next; see `Workload.update_values`.
+        tied_to: The first layer before it whose weights it computes with, too, by its name; "" if there is none, or it
+            is unknown.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Layer:
     peak_fixed_bytes: float = 0.0
     frozen_tensors: int = 0
     update_bytes: float = 0.0
+    tied_to: str = ""
 
     def share(self, degree: int, *, sequence: bool = False, axis: str = "tensor") -> Share:
         """Return what one of `degree` ranks does of the layer; all of it, if so many cannot divide it.
@@ -168,6 +171,12 @@ class Workload:
             twice = next((name for name, count in Counter(one.name for one in layers).items() if count > 1), None)
             if twice is not None:
                 raise WorkloadError(f"workload {self.name!r}: two layers are called {twice!r}; give each its own name")
+            before: set[str] = set()
+            for one in layers:
+                if one.tied_to and one.tied_to not in before:
+                    rule = f"layer {one.name!r} is tied to {one.tied_to!r}, and no layer before it is called so"
+                    raise WorkloadError(f"workload {self.name!r}: {rule}; name the first that has the weights")
+                before.add(one.name)
 
     @property
     def parameters(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import sys
 import time
 import warnings
 from typing import Any
@@ -266,3 +267,16 @@ def peer_dies() -> tuple[str, float]:
     except Exception as error:
         return f"{type(error).__name__}: {error}", time.monotonic() - begin_s
     return "no error", 0.0
+
+
+def split_and_profiled() -> int:
+    """Split a model, and go on in a profiler, as a program that is debugged or whose coverage is taken does."""
+    model, x = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), torch.randn(4, 6)
+    split(model, 2, (x,))
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, arg: calls.append(event))
+    try:
+        model(x)
+    finally:
+        sys.setprofile(None)
+    return len(calls)

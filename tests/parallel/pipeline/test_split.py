@@ -21,8 +21,10 @@ from hocket.parallel.pipeline._numbers import OtherBranchError
 from hocket.parallel.pipeline._partition import loose
 from hocket.parallel.pipeline._trace import traced_in_both_modes
 from hocket.parallel.pipeline._verify import chained
+from hocket.testing import run_ranks
 from hocket.workload.division import unchanged
 
+from . import run_programs
 from .models import MODELS
 
 Tensor = torch.Tensor
@@ -305,6 +307,12 @@ def test_a_model_whose_own_loop_ends_with_no_other_size_is_split(monkeypatch: py
 
     model, x = Counting(), torch.randn(4, 4, 6)
     torch.testing.assert_close(chained(split(model, 2, (x,)), (x,))[0], model(x))
+
+
+def test_what_was_split_can_be_profiled() -> None:
+    """Where Python 3.11 looks for an exception that does not come, a thread that is traced goes no further."""
+    (calls,) = run_ranks(run_programs.split_and_profiled, 1, backend=None, timeout_s=20.0)
+    assert calls > 10
 
 
 def windows_of(x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -204,8 +205,13 @@ def test_what_plain_torch_would_take_is_taken(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=said):
             trainer.load_state_dict(wrong)
     (tmp_path / "text").write_text("no tensors")
-    with pytest.raises(CheckpointError, match="is no file of tensors"):
-        trainer.load_state_dict(tmp_path / "text")
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "module")
+    for name, said in (("text", "not written by torch.save"), ("module", r"can run code \(torch.nn.*Linear\); save")):
+        with pytest.raises(CheckpointError, match="is no file of tensors") as refused:
+            trainer.load_state_dict(tmp_path / name)
+        assert re.search(said, str(refused.value))
+        assert "mmap" not in str(refused.value)
+        assert "two options" not in str(refused.value)
 
 
 @pytest.mark.long

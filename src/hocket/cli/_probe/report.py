@@ -19,7 +19,7 @@ def to_cluster(name: str, result: dict[str, Any]) -> tuple[Cluster, dict[tuple[i
 def document(cluster: Cluster, pings: dict[tuple[int, int], PingFit], result: dict[str, Any]) -> str:
     """Return the TOML document, with every measurement as a comment."""
     lines = ["# Measured by `hocket cluster probe`, on " + ", ".join(dict.fromkeys(r["host"] for r in result["ranks"]))]
-    lines += [f"# {line}" for line in table(pings, result)]
+    lines += [f"# {line}" for line in [*table(pings, result), *unlike_hosts(cluster)]]
     return "\n".join(lines) + "\n" + to_toml(_rounded(cluster), explicit=True)
 
 
@@ -30,6 +30,18 @@ def _rounded(cluster: Cluster) -> Cluster:
         values[name] = values[name].copy()
         values[name][:] = [float(f"{value:.4g}") for value in values[name]]
     return Cluster(**values)
+
+
+def unlike_hosts(cluster: Cluster) -> list[str]:
+    """Return a line that tells which hosts' ports are slower than others', for the cluster of a probe; none if none."""
+    hosts: dict[float, list[str]] = {}
+    for tail, head, rate in zip(cluster.link_tail, cluster.link_head, cluster.capacity_Bps, strict=True):
+        if cluster.kinds[head] == "switch":
+            hosts.setdefault(float(rate), []).append(cluster.host_names[cluster.hosts[tail]])
+    if len(hosts) < 2:
+        return []
+    each = (f"{format_rate(rate, 4)} for {', '.join(names)}" for rate, names in sorted(hosts.items()))
+    return [f"hosts differ in how fast messages to others go: {'; '.join(each)}"]
 
 
 def table(pings: dict[tuple[int, int], PingFit], result: dict[str, Any]) -> list[str]:

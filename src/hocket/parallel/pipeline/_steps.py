@@ -25,15 +25,17 @@ def steps_of(model: torch.nn.Module, sample: Any) -> list[WorkloadStep]:
     """
     traced = trace(model, sample)
     times = measured(traced)
-    seen: set[int] = set()
-    found = []
+    seen: dict[int, int] = {}  # of each parameter the first step that uses it
+    found: list[WorkloadStep] = []
     for number, (node, cut) in enumerate(zip(traced.steps, cuts(traced), strict=True)):
-        fresh = {id(one): one.numel() for one in weights(traced, node) if id(one) not in seen}
-        seen.update(fresh)
+        own = weights(traced, node)
+        fresh = {id(one): one.numel() for one in own if id(one) not in seen}
+        before = min((seen[id(one)] for one in own if id(one) in seen), default=None)
+        seen.update(dict.fromkeys(fresh, number))
         seconds = times.forward_s[number], times.backward_s[number]
-        found.append(
-            WorkloadStep(node.name, times.modules[number], *seconds, cut.nbytes, sum(fresh.values()), len(fresh))
-        )
+        counts = cut.nbytes, sum(fresh.values()), len(fresh)
+        tied_to = "" if before is None else found[before].name
+        found.append(WorkloadStep(node.name, times.modules[number], *seconds, *counts, tied_to))
     return found
 
 

@@ -7,6 +7,7 @@ import ctypes
 import functools
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -159,11 +160,13 @@ def _unseen(
 @contextlib.contextmanager
 def _bounded() -> Iterator[None]:
     """End a model that goes on for ever with sizes that it was not made for, as `while x.shape[1] != 4` may."""
-    thread, lock, over = ctypes.c_ulong(threading.get_ident()), threading.Lock(), False
+    thread, lock, over, late = ctypes.c_ulong(threading.get_ident()), threading.Lock(), False, False
 
     def end() -> None:  # in the other thread, wherever its Python code is
+        nonlocal late
         with lock:
             if not over:
+                late = True
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TimeoutError))
 
     timer = threading.Timer(_MOST_S, end)
@@ -174,9 +177,12 @@ def _bounded() -> Iterator[None]:
             yield
     finally:
         timer.cancel()
-        with lock:  # what was raised and has not yet arrived is taken back
+        with lock:
             over = True
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)
+        # What was raised and has not yet arrived does so here. To take it back would leave Python 3.11 looking for it
+        # for ever, and whoever traces or profiles this thread then waits as long.
+        if late:
+            time.sleep(0)
 
 
 class _FewCalls(TorchFunctionMode):

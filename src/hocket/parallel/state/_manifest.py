@@ -185,7 +185,11 @@ def safe_load(file: Any, said: str) -> Any:
         with torch.serialization.safe_globals(_SAFE):
             return torch.load(file, weights_only=True)
     except pickle.UnpicklingError as error:
-        text = str(error)
-        name = re.search(r"GLOBAL ([\w.]+)|got <class '([\w.]+)'>", text)  # torch says much besides, and this late
-        reason = (name[1] or name[2]) if name else text.splitlines()[0].rstrip(".")
-        raise CheckpointError(f"{said} has objects whose unpickling can run code ({reason})") from None
+        raise CheckpointError(f"{said} has objects whose unpickling can run code ({unsafe_name(error)})") from None
+
+
+def unsafe_name(error: pickle.UnpicklingError) -> str:
+    """Return of what class or function objects are that `torch.load` has refused; torch says much besides."""
+    text = str(error)
+    name = re.search(r"GLOBAL ([\w.]+)|got <class '([\w.]+)'>", text)
+    return (name[1] or name[2]) if name else text.splitlines()[0].rstrip(".")

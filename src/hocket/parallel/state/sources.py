@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from ..mesh import World
-from ._manifest import ABOUT, MANIFEST, MODEL, CheckpointError, alike
+from ._manifest import ABOUT, MANIFEST, MODEL, CheckpointError, alike, unsafe_name
 from ._replace import beside
 from ._shards import Shape, TensorShard
 from .safetensors import SafetensorsFolder, SafetensorsReader
@@ -85,10 +86,22 @@ def open_weights(source: Mapping[str, Any] | str | Path, *, weights_only: bool =
     except OSError as error:
         raise CheckpointError(f"{str(path)!r} cannot be read: {error.strerror}") from None
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise CheckpointError(f"{str(path)!r} is no file of tensors: {str(error).splitlines()[0]}") from None
+        raise CheckpointError(f"{str(path)!r} is no file of tensors: {_why_not(path, error)}") from None
     if not isinstance(found, Mapping):
         raise CheckpointError(f"{str(path)!r} holds a {type(found).__name__} and no state dict")
     return _StateDict(found)
+
+
+def _why_not(path: Path, error: Exception) -> str:
+    """Return why torch cannot load tensors of a file; what it advises is of other callers."""
+    if not zipfile.is_zipfile(path):
+        return "it is cut off, or not written by torch.save, or in its format before torch 1.6 (load and save it again)"
+    if isinstance(error, pickle.UnpicklingError):
+        return (
+            f"it has objects whose unpickling can run code ({unsafe_name(error)}); save a state dict of tensors, as "
+            "model.state_dict()"
+        )
+    return str(error).splitlines()[0]
 
 
 def read_state_dict(path: str | Path, *, weights_only: bool = True) -> dict[str, Any]:

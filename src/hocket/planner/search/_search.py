@@ -27,6 +27,7 @@ from ..step import (
     least_longer,
     memory_of,
     predict_within,
+    ties_across,
 )
 from ._admissible import Grid, Layout, grid_of, layouts
 from ._preference import NEAR, preferred
@@ -99,7 +100,9 @@ def admissible_plans(
                 sequence_parallel=layout.degree("tensor") > 1 and grid.sequence[-1],
                 **grid.besides,
             )
-            if not plan.findings(workers, batch=batch):
+            # Without the times of layers any of them may begin a stage.
+            anywhere = range(1, len(workload.layers)) if layout.degree("pipeline") > 1 else ()
+            if not plan.findings(workers, batch=batch) and not ties_across(plan, workload, anywhere):
                 found.append(plan)
     return found
 
@@ -196,6 +199,7 @@ class _Hunt:
         self.close: list[Prediction] = []  # that fit, and were near the fastest when they were found
         self.fastest = float("inf")
         self.least: tuple[Memory, Plan] | None = None
+        self.refused: PlanFinding | None = None  # what stands in the way of a plan that keeps all other rules
         self.considered = self.timed = 0
 
     @property
@@ -244,6 +248,9 @@ class _Hunt:
             profile, micro = self.profile.of(plan), self.micro(layout)
             if cuts is None:
                 cuts = cuts_of(plan, profile, profile.times(plan, micro).total, micro)
+            if tied := ties_across(plan, profile.workload, cuts):
+                self.refused = tied[0]
+                continue
             memory = memory_of(plan, profile.workload, batch=self.grid.batch, cuts=cuts, sharers=self.network.sharers)
             useful_s = max(self.worst_kept, self.fastest * (1 + NEAR))
             other: tuple[Plan, Memory] | None = None
@@ -319,10 +326,13 @@ class _Hunt:
 
     def why_none(self, any_layout: bool) -> PlanFinding:
         """Return what stands in the way, of the plan that comes nearest."""
+        if self.least is None and self.refused is not None:
+            return self.refused
         if not any_layout or self.least is None:
-            fixed = ", ".join(f"{name} = {value}" for name, value in self.grid.fixed.items()) or "nothing fixed"
-            rule = f"no degrees of {self.grid.workers} workers go with a batch of {self.grid.batch} and {fixed}"
-            return PlanFinding("data_parallel_degree", rule, "fix less, or make the batch larger")
+            fixed = ", ".join(f"{name} = {value}" for name, value in self.grid.fixed.items())
+            rule = f"no degrees of {self.grid.workers} workers go with a batch of {self.grid.batch}"
+            rule, first = (f"{rule} and {fixed}", "fix less") if fixed else (rule, "use fewer workers")
+            return PlanFinding("data_parallel_degree", rule, f"{first}, or make the batch larger")
         memory, plan = self.least
         samples = -(-self.grid.batch // (plan.data_parallel_degree * plan.micro_batches * plan.accumulate))
         kinds = {name: nbytes for name, nbytes in memory.rows() if name not in ("total", "resident", "absent")}

@@ -21,7 +21,7 @@ from ..plan import Plan, plan_homes
 from ._ends import block_times, copies_times
 from ._memory import Memory, layer_bytes, memory_of
 from ._profile import LayerTimes, Profile
-from ._stages import in_flight
+from ._stages import in_flight, ties_across
 from ._time import cuts_of
 
 Floats = NDArray[np.float64]
@@ -86,7 +86,7 @@ def advised_cut(
     if loads is base:
         starts.append(list(cuts))
     found = loads.best(starts, free, now if fits else math.inf)
-    if found is None:
+    if found is None or ties_across(plan, whole.workload, found):
         return None
     named = dataclasses.replace(plan, split=tuple(layers[cut].name for cut in found))
     needed = memory_of(named, whole.workload, batch=batch, cuts=found, sharers=sharers)

@@ -43,6 +43,21 @@ def stage_cuts(
     return list(_balanced_cuts(tuple(costs), stages))
 
 
+def ties_across(plan: Plan, workload: Workload, cuts: Sequence[int]) -> list[PlanFinding]:
+    """Return the rule that weights break which stages share: the Trainer cannot shard such parameters themselves."""
+    if plan.shard != "parameters" or plan.data_parallel_degree == 1:
+        return []
+    place = {layer.name: index for index, layer in enumerate(workload.layers)}
+    for index, layer in enumerate(workload.layers):
+        if layer.tied_to and any(place[layer.tied_to] < cut <= index for cut in cuts):
+            rule = (
+                f"weights that stages share cannot be sharded themselves, and {layer.name!r} has some of "
+                f"{layer.tied_to!r}, which is in an earlier stage"
+            )
+            return [PlanFinding("shard", rule, 'say shard = "gradients", or untie them')]
+    return []
+
+
 def _named_cuts(split: Sequence[str], workload: Workload) -> list[int]:
     """Return the layers that a plan names: by themselves, or by a module that holds them and begins with one."""
     names = [layer.name for layer in workload.layers]

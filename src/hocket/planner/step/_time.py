@@ -25,7 +25,7 @@ from ._memory import Memory, memory_of
 from ._pipeline import Hop, crowding, follow, stage_works
 from ._prediction import Prediction, StepParts, peak_format
 from ._profile import LayerTimes, Profile, in_precision
-from ._stages import layers_by_rank, stage_cuts
+from ._stages import layers_by_rank, stage_cuts, ties_across
 
 # Pipelines whose ranks share processors are followed from event to event up to so many actions times ranks, some 50 ms.
 _FOLLOWED = 4096
@@ -109,6 +109,8 @@ def predict_within(
     micro = math.ceil(batch / (plan.data_parallel_degree * parts_of))
     times = profile.times(plan, micro)
     cuts = cuts_of(plan, profile, times.total, micro)
+    if found := ties_across(plan, workload, cuts):
+        raise PlanError(f"the plan cannot be carried out by {workers} workers with batches of {batch}:", found)
     as_long = longer(plan, constants, workers)
     timed = _step(plan, profile, times, cuts, micro, workers, most_s / as_long)
     if timed is None:
