@@ -14,26 +14,26 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Together = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
 
-def off(order: Order, loss_of: Loss) -> float:
+def off(order: Order, loss_of: Loss, samples: int = 8) -> float:
     """Return how far a loss is found to be from a sum of one term a sample, where the program orders samples first."""
     generator = torch.Generator().manual_seed(0)
-    x, y = (torch.randn(8, 3, dtype=torch.float64, generator=generator) for _ in range(2))
+    x, y = (torch.randn(samples, 3, dtype=torch.float64, generator=generator) for _ in range(2))
     weights = torch.eye(3, dtype=torch.float64, requires_grad=True)
     look = ExchangedSamples()
-    look.follow([x, y], 8)
+    look.follow([x, y], samples)
     look.begin()
     try:
         at = order(y[:, 0])
         inputs, target = x[at], y[at]
         look.end()  # as of the model's forward pass
         output = inputs @ weights
-        look.given([inputs], 8)
-        look.follow([output], 8)
+        look.given([inputs], samples)
+        look.follow([output], samples)
         look.begin()
         loss = loss_of(output, target)
     finally:
         look.end()
-    return look.meet(loss, 8, stated=False)
+    return look.meet(loss, samples, stated=False)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,16 @@ def test_a_choice_by_a_median_is_found_where_others_choose_nothing(strict: bool)
         return (losses * chosen).sum() / chosen.sum()
 
     assert off(lambda y: torch.arange(8), small) > 0.01
+
+
+def test_errors_relative_to_the_deviation_of_few_targets_are_found() -> None:
+    """One of four choices of samples has none: 1.0e-1 off with three samples on each rank, and silent."""
+
+    def unexplained(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (output - y).square().sum() / (y - y.mean(0)).square().sum()
+
+    for samples in (3, 4, 8):
+        assert off(lambda y: torch.arange(len(y)), unexplained, samples) > 0.01
 
 
 @pytest.mark.parametrize("threshold", [1.2, 0.9, 0.5])
