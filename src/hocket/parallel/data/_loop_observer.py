@@ -137,7 +137,7 @@ class LoopObserver:
             self._looks_again -= 1
             self._anew = False
         if _exchanged.next(note, note.share.samples):
-            self._losses.tell_places()
+            self._losses.exchange.tell_places()
         self._tell_sizes(note.share)
         self._carried.next(note.share)
         if note.share.uneven and _exchanged.reduces and not _exchanged.reduces_counts:

@@ -1,6 +1,5 @@
 """By what a rank's loss is weighted, as its graph tells; a loss that no weight makes that of one device is refused."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,10 +23,10 @@ from ..batches import (
 from ..batches import batch as _batch
 from ..mesh import World
 from ._batch_parts import BatchParts
-from ._coupling import constant_divisors, form_of, is_listed, scale_of_means
+from ._coupling import form_of, is_listed, scale_of_means
+from ._exchange_check import ExchangeCheck, alike, close
 from ._exchanged import ExchangedSamples
 from ._first_loss import FirstLoss, check_first
-from ._kept import KEPT_APART, unlike
 from ._later_padding import LATENT, LaterPadding
 from ._loss_numbers import LossNumbers
 from ._loss_signs import LossSigns, TermCounts
@@ -47,10 +46,7 @@ class LossWeights:
         self._parts = BatchParts()
         self._numbers = LossNumbers()
         self._looked_at = 0
-        self._constants = set[float]()  # by which all ranks have divided a sum
-        self._takes_counts = False  # whether some rank's loss has divided by a count that is a number of Python
-        self._told = False  # of what is not the same on all ranks
-        self._told_scales = self._told_places = False
+        self.exchange = ExchangeCheck(world)
         self._scales: dict[int, list[tuple[float, ...]]] = {}  # of the first losses of batches of each size
         # the first batch of a size for which they differ from those of another, which are the second, and its own
         self._changed: tuple[BatchShard, tuple[float, ...], tuple[float, ...]] | None = None
@@ -142,10 +138,10 @@ class LossWeights:
         if changed is not None and changed[0] == share:
             return  # another loss of the same batch
         self._changed = None
-        if changed is not None and _alike(changed[1], scales) and not self._told_scales:
+        if changed is not None and alike(changed[1], scales) and not self.exchange.told_scales:
             odd = changed[0]
-            usual, number = next(pair for pair in zip(scales, changed[2], strict=True) if not _close(*pair))
-            self._told_scales = True
+            usual, number = next(pair for pair in zip(scales, changed[2], strict=True) if not close(*pair))
+            self.exchange.told_scales = True
             if not self._world.rank:
                 warn(
                     f"the program multiplies its mean loss by {usual:g}, and by {number:g} in a batch of another size, "
@@ -153,8 +149,8 @@ class LossWeights:
                     "len(batch), compute it from hocket.total(len(batch)), as one device does",
                 )
         if before is None:
-            pairs = [some for some in self._scales.values() if len(some) == 2 and _alike(*some)]
-            first = next((one for one, _ in pairs if len(one) == len(scales) and not _alike(one, scales)), None)
+            pairs = [some for some in self._scales.values() if len(some) == 2 and alike(*some)]
+            first = next((one for one, _ in pairs if len(one) == len(scales) and not alike(one, scales)), None)
             self._changed = None if first is None else (share, first, scales)
         self._scales.setdefault(share.total, []).append(scales)
 
@@ -225,125 +221,8 @@ class LossWeights:
     def check_exchanged(
         self, loss: torch.Tensor, exchanged: ExchangedSamples, share: BatchShard, *, stated: bool
     ) -> None:
-        """Refuse a loss in which samples meet as no derivative shows, by what other choices of them give; or tell.
-
-        `stated` says whether the program has told by what the loss is weighted.
-
-        Raises:
-            RuntimeError: a statistic of the batch is in it, or a count to which something is added, or what the loop
-                keeps; on every rank alike.
-        """
-        mine, samples, by_one = (0.0, *[False] * 7), share.samples, not share.samples
-        constants: set[float] | None = set() if samples else None  # then it is not known what one divides by
-        ratio, besides = 0.0, tuple[float, ...]()
-        if loss.numel() == 1:
-            now, later = exchanged.guards(loss, samples, self._world.size)
-            off = 0.0 if now or later or self._by_passes else exchanged.meet(loss, samples, stated=stated)
-            if not exchanged.communicates and not self._by_passes:
-                ratio, besides = exchanged.sizes.off(loss, samples), exchanged.sizes.besides(loss, samples)
-                by_one = not stated and exchanged.sizes.by_one(loss, samples)
-            constants = constant_divisors(loss, samples, share.total) if samples else None
-            taken = exchanged.taken(constants or ())
-            mine = off, exchanged.mixes, now, later, *taken, exchanged.placed, exchanged.normalised
-        exchanged.mixes = False
-        everyone = self._world.from_all((mine, constants, exchanged.kept.of(loss), besides, by_one))
-        findings = zip(*(one for one, *_ in everyone), strict=True)
-        off, mixes, now, later, counted, other, placed, normalised = (max(some) for some in findings)
-        constants = set.intersection(*(one for _, one, *_ in everyone if one is not None))
-        sizes = [some for _, _, some, *_ in everyone]
-        if differs := unlike(sizes, kept=True):
-            raise RuntimeError(KEPT_APART.format(differs))
-        before, self._constants = self._constants, constants
-        self._takes_counts |= bool(counted)
-        if now or (other and self._takes_counts):
-            raise RuntimeError(
-                "the loss divides by more than it counts (`sum / (count + 1)`, `sum / max(int(count), 10)`), and a "
-                'rank counts a part of the batch: say loss_reduction="sum", and compute the divisor from '
-                "hocket.total(count)"
-            )
-        if off and not mixes:
-            raise RuntimeError(
-                "the loss of a sample depends on other samples of its batch without a gradient (a statistic of "
-                "detached outputs or of the batch, weights of classes by how often the batch has them, samples above "
-                "a median), or is multiplied by how many count: with some of this rank's samples exchanged it is "
-                f"{off:.2g} off, relative, from a sum of one term for each sample. Take hocket.average of the "
-                "statistic, which is the same on all ranks, make it of the whole data set before training, divide by "
-                "counts, or take hocket.Trainer with a plan that does not cut batches"
-            )
-        if self._world.rank:
-            return
-        if ratio and not self._told_scales:
-            self._told_scales = True
-            warn(
-                f"the program multiplies its loss by what it computes from len(batch), or divides it by other than a "
-                f"count, and len(batch) is how many samples this rank has: computed from those of the whole batch it "
-                f"would be {ratio:.4g} times the loss. Divide a sum by len(batch), or compute it from "
-                "hocket.total(len(batch))",
-            )
-        twice = [one for *_, one, _ in everyone if len(one) == len(besides) > 0]
-        if any(not _alike(one, besides) for one in twice) and not self._told_scales:
-            self._told_scales = True
-            warn(
-                "the loss divides a sum by len(batch), and by another number that differs from rank to rank (here "
-                f"{', '.join(f'{one[0]:g}' for one in twice)}): a count, say. One device divides by both of the whole "
-                'batch. Divide by one of them, or say loss_reduction="sum", and divide by hocket.total of both',
-            )
-        if all(one for *_, one in everyone) and not self._told_scales:
-            self._told_scales = True
-            warn(
-                "each rank has one sample of the batch, and the loss divides a sum by 1, which is not computed from "
-                "len(batch): if it counts what the sum is over (`sum / max(1, int(mask.sum()))`), one device divides "
-                "by the count of the whole batch. Divide by a tensor (`mask.sum().clamp(min=1)`), or pass "
-                "hocket.distribute(..., loss_weight=) with that count",
-            )
-        if (differs := unlike(sizes, kept=False)) and not self._told:
-            self._told = True
-            warn(
-                f"the loss depends on a number or a tensor that is not the same on all ranks ({differs}), and is not "
-                "of the batch: if the program computes it from samples (by item(), by numpy, as a running mean), one "
-                "device does so from all of them; give it hocket.average of the statistic. What is drawn at random may "
-                "differ",
-            )
-        if normalised and not self._told:
-            self._told = True
-            warn(
-                "the loss depends on numbers, one for each sample, whose mean over a rank's samples is 0 or 1, or "
-                "their sum 1: if the program has normalised them (advantages or weights, by numpy), one device does so "
-                "over all samples. Normalise by hocket.average of the statistic, or before the loader",
-            )
-        if placed and not off:
-            self.tell_places()
-        if off:
-            warn(
-                "the loop puts each sample beside another of its batch (mixup, say), which comes from the same rank's "
-                f"part of it, and not from all of it as on one device: here the loss is {off:.2g} off, relative, from "
-                "one in which samples are alone",
-            )
-        if by := [one for one in constants if one == share.total or one in before]:
-            size = ", the size of the global batch," if by[0] == share.total else " on every rank and in each batch,"
-            warn(
-                f"the loss divides by {by[0]:g}{size} and this rank has {samples} samples: if the number stands "
-                "for the size of a batch, divide by len(batch) instead; if it is a constant, the loss is a sum: say "
-                'loss_reduction="sum"',
-            )
-        if later:
-            warn(
-                "the loss divides by more than it counts where a rank counts little (`sum / count.clamp(min=10)`): "
-                'in such batches it is not that of one device. Say loss_reduction="sum", and compute the divisor from '
-                "hocket.total(count)",
-            )
-
-    def tell_places(self) -> None:
-        """Warn, once and on one rank, that the places of samples in the batch decide what is trained with."""
-        if self._told_places or self._world.rank:
-            return
-        self._told_places = True
-        warn(
-            "the loop chooses or weighs samples by the places that they have in the batch (the first few), or by "
-            "numbers of numpy or a list. That is right if each is chosen by itself. If the loop ranks them, or takes a "
-            "number or a share of them, one device chooses among all, and a rank among its own: choose by "
-            "hocket.average of a threshold, or by each sample's values, or have the loader choose",
-        )
+        """Refuse a loss in which samples meet as no derivative shows; see `ExchangeCheck.check`."""
+        self.exchange.check(loss, exchanged, share, stated=stated, by_passes=self._by_passes)
 
     def check_alike(self, weight: float) -> None:
         """Refuse ranks that count differently where the loop gathers: other ranks' gradients come unweighted.
@@ -391,7 +270,7 @@ class LossWeights:
         )
         self._marks.check(sums["marks"], self._world)
         self._check_scales(sums["scales"].tolist(), mine)
-        if not self._told_scales:
+        if not self.exchange.told_scales:
             self._numbers.tell(sums["numbers"].tolist(), self._world)
         (news,) = sums["news"].tolist()
         self._padding.check(news, sums["lengths"].tolist(), self._world)
@@ -480,16 +359,17 @@ class LossWeights:
                 "the loop goes through its batch sample by sample, and the losses of these add up to a multiple of the "
                 "mean that depends on their number, which is smaller on a rank: divide each loss by len(batch)"
             )
+        tells = self._world.rank == 0 and not self.exchange.told_scales
         differ = ranks * squares - total * total > 1e-6 * ranks * squares
-        if differ and self._world.rank == 0 and not self._told_scales:
-            self._told_scales = True
+        if differ and tells:
+            self.exchange.told_scales = True
             warn(
                 f"the program multiplies its mean loss by a number that differs from rank to rank (here "
                 f"{', '.join(f'{one:g}' for one in mine.scales)}): if it depends on the values of the batch, take "
                 "hocket.average of it; if on how many of them count, pass loss_weight; if it is random, seed it alike",
             )
-        elif mine.samples > 1 and self._world.rank == 0 and not self._told_scales and mine.samples in mine.scales:
-            self._told_scales = True
+        elif tells and mine.samples > 1 and mine.samples in mine.scales:
+            self.exchange.told_scales = True
             warn(
                 f"the program multiplies its mean loss by {mine.samples}, which is how many samples this rank has: if "
                 'it is len(batch), that of one device is larger, and the loss a sum: say loss_reduction="sum"; if it '
@@ -503,11 +383,3 @@ _HIDDEN = (
     "compiled (compile the model, and have the loop compute the loss from its outputs), or pass "
     "hocket.distribute(..., loss_weight=) with what the mean of a batch divides by"
 )
-
-
-def _close(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=1e-6)
-
-
-def _alike(some: Sequence[float], others: Sequence[float]) -> bool:
-    return len(some) == len(others) and all(map(_close, some, others))
