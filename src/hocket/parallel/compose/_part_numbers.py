@@ -30,6 +30,7 @@ _SAME_OF_TWO: Final = frozenset((
 ))  # fmt: skip
 _OURS: Final = f"{__name__.partition('.')[0]}."
 _STATE_DICT: Final = torch.nn.Module._save_to_state_dict.__code__
+_APPLY: Final = torch.nn.Module._apply.__code__  # of `model.to(...)`, which takes gradients along
 _NEW_PARAMETER: Final = torch.nn.Parameter.__new__.__code__
 _told: set[str] = set()  # lines of the program
 
@@ -135,7 +136,7 @@ class FreedGradient(WatchedParameter):
             return found
         if func.__name__ == "__set__" or frame.f_code.co_name == "zero_grad":  # none is what there is by any plan now
             _become(args[0], torch.nn.Parameter)
-        elif found is None and args[0].requires_grad and not _works_for_us(frame):
+        elif found is None and args[0].requires_grad and frame.f_code is not _APPLY and not _works_for_us(frame):
             _tell_once(
                 "the program looks for gradients after a step, and by this plan (shard = 'gradients') none is kept: "
                 f"those it finds are None, and a norm of all is 0. {GradientPart.remedy}"
@@ -147,7 +148,7 @@ class MarkedParts:
     """Makes weights and gradients of parts such as tell of it after a step, and plain again before the next one.
 
     So are gradients of what is cut, in the program's own back-propagation between steps. The model's forward has plain
-    weights.
+    weights, where some are cut.
 
     Args:
         model: The model.
@@ -174,7 +175,7 @@ class MarkedParts:
         for one in cut:
             if one.requires_grad:
                 one.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
-        if self._modules:
+        if self._cut:
             model.register_forward_pre_hook(_Around(self._clear_weights), prepend=True)
             model.register_forward_hook(_Around(self._mark_weights), always_call=True)
 
