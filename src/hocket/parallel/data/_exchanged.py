@@ -485,8 +485,8 @@ def _far(some: Sequence[torch.Tensor], counts: Sequence[Sequence[float]]) -> tup
     by = [one[0] if one else 1.0 for one in counts]
     values = [float(one.detach()) for one in some]  # 0 / 0 adds nothing, 1 / 0 what is not known
     *four, last = [v * n if n or v == v else 0.0 for v, n in zip(values, by, strict=True)]
-    counts = all(one > 1 or one <= _COUNT * max(by) for one in by)  # and no guard, as of `count.clamp(min=1)`
-    far = max(off(four), off(by[:4]) if counts else 0.0)
+    whole = all(one > 1 or one <= _COUNT * max(by) for one in by)  # and no guard, as of `count.clamp(min=1)`
+    far = max(off(four), off(by[:4]) if whole else 0.0)
     return far, off([four[0], last, last, last]), max(map(abs, values))
 
 
