@@ -589,6 +589,7 @@ def _looks_for_gradients(name: str) -> tuple[list[int], list[float], bool]:
         trainer.step((X, Y))
         model.double()(X)
         torch.jit.script(model)
+        torch.export.export(model, (X,))
         told.append(sum("none is kept" in str(one.message) for one in caught))  # these look for none
         look()
         look()

@@ -30,7 +30,7 @@ _SAME_OF_TWO: Final = frozenset((
 ))  # fmt: skip
 _OURS: Final = f"{__name__.partition('.')[0]}."
 _STATE_DICT: Final = torch.nn.Module._save_to_state_dict.__code__
-_APPLY: Final = torch.nn.Module._apply.__code__  # of `model.to(...)`, which takes gradients along
+_USING: Final = ("torch.nn.utils.", "torch.optim.")  # gradients; `model.to` and exports only take them along
 _NEW_PARAMETER: Final = torch.nn.Parameter.__new__.__code__
 _told: set[str] = set()  # lines of the program
 
@@ -136,7 +136,7 @@ class FreedGradient(WatchedParameter):
             return found
         if func.__name__ == "__set__" or frame.f_code.co_name == "zero_grad":  # none is what there is by any plan now
             _become(args[0], torch.nn.Parameter)
-        elif found is None and args[0].requires_grad and frame.f_code is not _APPLY and not _works_for_us(frame):
+        elif found is None and args[0].requires_grad and _uses_gradients(frame) and not _works_for_us(frame):
             _tell_once(
                 "the program looks for gradients after a step, and by this plan (shard = 'gradients') none is kept: "
                 f"those it finds are None, and a norm of all is 0. {GradientPart.remedy}"
@@ -305,6 +305,11 @@ def _are_one_part(args: Any) -> bool:
 def _is_ours(frame: FrameType) -> bool:
     """Return whether this package works with a part, or torch makes a model's state dict, of which more is said."""
     return str(frame.f_globals.get("__name__")).startswith(_OURS) or frame.f_code is _STATE_DICT
+
+
+def _uses_gradients(frame: FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__"))
+    return name.startswith(_USING) or not name.startswith("torch.")
 
 
 def _works_for_us(frame: FrameType | None) -> bool:

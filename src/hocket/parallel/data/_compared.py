@@ -21,8 +21,8 @@ def compares_samples(loss: torch.Tensor, outputs: Sequence[torch.Tensor], made: 
 
     Two things tell it. An operator puts samples in another order, or makes a matrix of samples by samples. Or a term
     does not depend on what the model gave, as the cross-entropy of in-batch negatives, which is over one class then, or
-    what is less its mean over samples. What is masked, or has a factor of 0, is not
-    meant, nor a hinge that is satisfied.
+    numbers less their mean over samples. What is masked or has a factor of 0 is not meant, nor a hinge that is
+    satisfied.
 
     Args:
         loss: A scalar.
@@ -66,7 +66,7 @@ def _puts_beside(node: Any, made: set[int]) -> bool:
 
 
 def _is_constant(term: Any, nodes: Sequence[Any], rows: Sequence[torch.Tensor]) -> bool:
-    """Return whether a term has a derivative by outputs that is zero, which no single operator has made so."""
+    """Return whether a term's derivative by outputs is zero, and no clamp or mask has made it so."""
     one = torch.ones(torch_adapter.result_sizes(term), dtype=rows[0].dtype, device=rows[0].device)
     edges: list[Any] = [edge for node in nodes if kind_of(node) in _SATURATING for edge in _edges(node)]
     try:
