@@ -66,9 +66,9 @@ def from_measurements(name: str, ranks: Sequence[MeasuredRank], pings: Mapping[t
     """Return the cluster that explains the measurements: ranks around their host's memory, hosts around one switch.
 
     Ways between ranks are medians over the pairs of a host, and over the pairs of different hosts; the port of a host
-    gets what the way between hosts takes beyond that within one. A host all of whose messages are half again as slow as
-    those of others, or as fast, has a port of its own. Which switches and cables there are cannot be seen from two
-    ranks at a time; where hosts share something beyond one switch, describe it by hand.
+    gets what the way between hosts takes beyond that within one. A host all of whose messages are 1.5
+    times slower or faster than those of others has a port of its own. Which switches and cables there are cannot be
+    seen from two ranks at a time; where hosts share something beyond one switch, describe it by hand.
 
     Args:
         name: Name of the cluster.
