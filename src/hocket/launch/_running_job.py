@@ -28,6 +28,7 @@ from ._failure import (
     without_left,
 )
 from ._job import Job
+from ._late import LateRanks
 from ._listener import FailedRank, JobListener, Streams, time_to_end
 from ._merge import Merger, RankStream
 from ._rank_environment import defaults, rank_threads
@@ -67,6 +68,7 @@ class RunningJob(JobListener):
         self._number = 0  # of this host
         self._secret: bytes | None = None
         self._look_s = 0.0  # when to look again which of several hosts' ranks have come
+        self._late: LateRanks | None = None  # of this attempt
         self.saved_file = os.path.join(job.directory, "saved")
         self._outputs = {"stdout": out, "stderr": err}
         self._began_s, self._kills = time.monotonic(), MemoryKills.now()
@@ -205,6 +207,8 @@ class RunningJob(JobListener):
             self._job.add_rank(child.pid)
         self._merger.close_ends()
         self._merger.watch(self._children)
+        # One of several hosts says it: all see who has come.
+        self._late = LateRanks(self._place, self._world, self._secret) if self._place and not self._number else None
 
     def pass_on(self, number: int) -> None:
         with contextlib.suppress(OSError):  # a full disk; ranks that have begun to listen hear of it all the same
@@ -228,6 +232,8 @@ class RunningJob(JobListener):
         if self._deadline_s is not None and time.monotonic() > self._deadline_s:
             raise JobEnded("timed-out", TIMED_OUT)
         self._check_all_come()
+        if self._late is not None and (said := self._late.look(self._children)):
+            self.say(said)
         self._end_raised()
 
     def _end_raised(self) -> None:
