@@ -33,6 +33,7 @@ from ..batches import (
 from ._hooks import watched
 
 _SIZES = ("size", "__get__", "numel", "nelement")
+_TAKEN = ("item", "__float__", "__gt__", "__ge__", "__lt__", "__le__", "gt", "ge", "lt", "le")
 _len = len
 _ARITHMETIC = {
     "mul", "mul_", "multiply", "div", "div_", "divide", "true_divide", "add", "add_", "sub", "sub_", "rsub", "pow",
@@ -48,6 +49,7 @@ class BatchSizes(TorchFunctionMode, Numbers):
     Args:
         has_rows: Whether a tensor has a row for each sample of the batch.
         note: Is called with what each function of torch has given.
+        taken: Is called with each tensor whose number the program has taken, or compared.
 
     Attributes:
         covers: Whether the model was called with all of the rank's samples at once.
@@ -55,9 +57,14 @@ class BatchSizes(TorchFunctionMode, Numbers):
 
     hashable = True
 
-    def __init__(self, has_rows: Callable[[torch.Tensor], bool], note: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        has_rows: Callable[[torch.Tensor], bool],
+        note: Callable[[Any], None],
+        taken: Callable[[torch.Tensor], None],
+    ) -> None:
         super().__init__()
-        self._has_rows, self._note = has_rows, note
+        self._has_rows, self._note, self._taken = has_rows, note, taken
         self._total = 0  # samples of the whole batch
         self._given: dict[float, Any] = {}  # numbers of the running function, and what they would be of all of it
         self._entered = self.recording = False
@@ -116,6 +123,8 @@ class BatchSizes(TorchFunctionMode, Numbers):
         finally:
             self._given = {}
         self._note(result)
+        if name in _TAKEN and isinstance(args[0], torch.Tensor):
+            self._taken(args[0])
         by = args[1] if name in _DIVISIONS and _len(args) > 1 else None
         self._by_one |= type(by) in (int, float) and by == 1
         sizes = name in _SIZES and isinstance(args[0], torch.Tensor) and _asked_by_program()

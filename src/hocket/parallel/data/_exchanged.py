@@ -3,7 +3,7 @@
 import functools
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -17,6 +17,7 @@ from hocket.comm import torch_adapter
 from ..batches import addends, divisors, mapped, tensors_in, terms
 from ._batch_sizes import BatchSizes
 from ._choices import OTHERS, GivenRows, choices, has_rows, is_normalised, off, places, rows_off, sums, unlike
+from ._decisions import decision
 from ._kept import KeptTensors, owned, written
 from ._listed_samples import ListedSamples
 
@@ -50,6 +51,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         linked: Whether something else may have a place for each sample, so that nothing is said of that.
         kept: What the program keeps from batch to batch.
         sizes: What it computes from how many samples a rank has.
+        decided: Gives what is called with what the program decides by a number of its samples, and where.
         reduces: Whether the program itself sums or averages a statistic over ranks.
         reduces_counts: Whether it does so with a whole number, which may be how many samples a sum is of.
     """
@@ -60,7 +62,10 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._blocks, self._rests = 0, False  # that end by themselves, in which this has begun; whether it looks away
         self._batch, self._samples = object(), 0
         self.kept, self._listed = KeptTensors(), ListedSamples()
-        self.sizes = BatchSizes(lambda one: has_rows(one, self._samples) and self._of(one) is not None, self._note)
+        self.sizes = BatchSizes(
+            lambda one: has_rows(one, self._samples) and self._of(one) is not None, self._note, self._taken
+        )
+        self.decided: Callable[[], Callable[[str], None] | None] = lambda: None
         self.reduces = self.reduces_counts = False
         self.forget()
 
@@ -309,6 +314,15 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         single = isinstance(result, torch.Tensor) and result.numel() == 1 and result.grad_fn is not None
         if single and self._of(result) is not None:
             self._terms[result.grad_fn._sequence_nr()] = result
+
+    def _taken(self, one: torch.Tensor) -> None:
+        """Look what the program decides by a number of its samples."""
+        if one.numel() != 1 or self.communicates or self._rests or (known := self._of(one)) is None:
+            return
+        with torch_adapter.unseen():
+            depends = one.is_floating_point() and any(unlike(one, other) for other in known[1:])
+        if depends and (tell := self.decided()) and (what := decision()):
+            tell(what)
 
     def _of(self, one: torch.Tensor) -> Any:
         """Return what is known of a tensor; None if nothing is, or something has changed it unseen."""

@@ -101,6 +101,8 @@ class LoopObserver:
         self._losses = LossWeights(world, self._marks, self._padding)
         _exchanged.reduces = _exchanged.reduces_counts = False
         _exchanged.sizes.forget()
+        self._decided = False  # whether what the loop decides by numbers of its samples was told
+        _exchanged.decided = weakref.WeakMethod(self._tell_decided)  # it would keep the model otherwise
         if world.size > 1:
             self._changes.tell_batch_norms()
 
@@ -400,6 +402,15 @@ class LoopObserver:
                 "of the batch. Take hocket.average of it, or sum it and a count, or choose a batch size that "
                 f"{share.world} divides and drop_last=True; a sum of which nothing is divided is right",
             )
+
+    def _tell_decided(self, what: str) -> None:
+        """Warn, once and on one rank, of what the loop decides by a number of this rank's samples."""
+        if not self._decided and not self._world.rank:
+            warn(
+                f"the loop decides how it trains by the loss, or another number, of this rank's samples ({what}), and "
+                "one device by that of the whole batch: decide by hocket.average of it, called on every rank",
+            )
+        self._decided = True
 
     def _tell_sizes(self, share: BatchShard | None) -> None:
         """Begin a batch, or none; warn, on one rank, of what the loop has decided by how many samples a rank has."""
