@@ -44,7 +44,7 @@ def _found(tmp_path: Path, body: str) -> list[str]:
     named = {"__name__": "__main__", "math": math, "hocket": types.SimpleNamespace(average=lambda one: one)}
     exec(compile(file.read_text(), str(file), "exec"), named)
     group = {"lr": 1.0}
-    named["train"](Loss(of_torch), types.SimpleNamespace(step=lambda: None, param_groups=[group]), group)
+    named["train"](Loss(of_torch), types.SimpleNamespace(step=lambda *_: None, param_groups=[group]), group)
     return [one for one in found if one]
 
 
@@ -65,6 +65,9 @@ BEGIN = ["    for _ in range(2):"]
         ("total = 0.9 * total + 0.1 * loss.item()\nif 2 * total > 5: continue", "line 5: if 2 * total > 5: continue"),
         ("opt.last = loss.item()\nif opt.last > 5: break", "line 5: if opt.last > 5: break"),
         ("value, bad = loss.item(), 3\nif value > 5: break", "line 5: if value > 5: break"),
+        ("opt.step(loss.item())", "line 4: opt.step(loss.item())"),
+        ("total += loss.item()\nif total < 5: opt.step(total / 3)", "line 5: if total < 5: opt.step("),
+        ("total += loss.item()\nopt.step(total / 3)", "line 5: opt.step(total / 3)"),
         ("while loss.item() > 5:\n    loss.backward()", "line 4: while loss.item() > 5:"),
         ("if bad < 5 and (not loss.item() < 5 or bad > 3): continue", "line 4: if bad < 5 and (not"),
         ("total += loss.item()\nif total > best: bad += 1\nif bad > 2: break", "line 6: if bad > 2: break"),
@@ -91,6 +94,8 @@ def test_what_a_number_decides_is_found(tmp_path: Path, body: str, line: str) ->
         "g['loss'] = loss.item()\nif len(g) > 5: break\nloss.backward()",
         "g[bad] = loss.item()\nif bad > 5: break\nloss.backward()",
         "opt.last = loss.item()\nif opt.param_groups[0]['lr'] > 5: break\nloss.backward()",
+        "opt.step(hocket.average(loss.item()))\nloss.backward()",
+        "value = loss.item()\nopt.step(bad)\nloss.backward()",
         "value, bad = loss.item(), 3\nif bad > 5: break\nloss.backward()",
         "value = loss.item()\nif value < best:\n    best, bad = value, 0\n    print('saved')\nloss.backward()",
     ],

@@ -40,12 +40,15 @@ def _decided(code: CodeType, instruction: int) -> str:
     if text is None or node is None:
         return ""
     function = text.function(node)
-    asked = [one for one in text.above(node) if isinstance(one, _BRANCHES) and _asks_itself(one.test, node)]
-    for branch in (*asked, *_branches(function, _followed(function, text.given(node)))):
-        if _changes_training(branch, text, function):
-            line = linecache.getline(code.co_filename, branch.lineno).strip()
-            shown = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
-            return f"line {branch.lineno}: {shown}"
+    names = _followed(function, text.given(node))
+    branches: list[Any] = [
+        one for one in text.above(node) if isinstance(one, _BRANCHES) and _asks_itself(one.test, node)
+    ]
+    branches += _branches(function, names)
+    decided = [one.lineno for one in branches if _changes_training(one, text, function)]
+    for line in (*decided, *_schedules(function, node, names)):
+        what = linecache.getline(code.co_filename, line).strip()
+        return f"line {line}: {what if len(what) <= _LONGEST else f'{what[:_LONGEST]}...'}"
     return ""
 
 
@@ -218,6 +221,17 @@ def _changes_training(branch: Any, text: _Text, function: ast.AST) -> bool:
         if _name(one) == ".param_groups":
             return True
     return False
+
+
+def _schedules(function: ast.AST, node: ast.AST, names: set[str]) -> list[int]:
+    """Return the lines in which a schedule of learning rates is given such a number: `step(loss)` goes by plateaus."""
+    steps = [one for one in _parts(function) if _called(one) == "step"]
+    given = [(one.lineno, part) for one in steps if isinstance(one, ast.Call) for part in one.args]
+    return sorted(line for line, part in given if _loaded(part, own=True) & names or _takes(part, node))
+
+
+def _takes(part: ast.AST, node: ast.AST) -> bool:
+    return part is node or node in ast.walk(part) and not any(map(_is_of_all, (part, *_between(part, node))))
 
 
 def _trained_by(function: ast.AST) -> set[str]:
