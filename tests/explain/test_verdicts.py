@@ -344,7 +344,7 @@ def test_who_writes_checkpoints_alone_is_named_with_what_they_cost_all(
             record.operation_finished(op)
             record.operation_waited(op, done_s, at_s)
             record.span(STEP, begin_s, at_s, seq=step + 1)
-            record.row(1, SAMPLE, nbytes=1 << 28, times=(begin_s, 0.0, 0.02 * step, ready_s * step, 0.0))
+            record.row(1, SAMPLE, nbytes=1 << 28, times=(begin_s, 0.0, (0.048 - ready_s) * step, ready_s * step, 0.0))
         record.ended()
     told = explain(tmp_path).verdicts
     first = told[0]
@@ -454,6 +454,39 @@ def test_no_place_is_named_by_chance(tmp_path: Path) -> None:
     (told,) = explain(tmp_path).verdicts
     assert "it computes longer, 6 ms more" in told.sentence
     assert told.next_step.startswith("look what the program does on rank 1 alone")
+
+
+@pytest.mark.parametrize(("pauses_s", "told"), [(0.02, True), (0.003, False)])
+def test_ranks_that_pause_in_every_step_are_told_where(tmp_path: Path, pauses_s: float, told: bool) -> None:
+    work = np.full((2, 80), 0.04)
+    sampled(
+        tmp_path, work, np.zeros_like(work), np.full_like(work, pauses_s),
+        lambda rank, step, share: "/t.py:7 asks" if share < pauses_s / 0.04 else "/t.py:1 f",
+    )  # fmt: skip
+    found = explain(tmp_path)
+    assert [one.kind for one in found.verdicts] == ["pauses"] * told
+    if told:
+        (one,) = found.verdicts
+        assert one.sentence.startswith("ranks pause 48% of their time, when they could compute")
+        assert "mostly" not in one.sentence, "half of the time they compute elsewhere"
+        assert (one.ranks, one.confidence) == ((), "high")
+        assert one.gain == pytest.approx(0.02 / 0.042, rel=0.05)
+
+
+def test_ranks_that_mostly_pause_are_told_in_which_line(tmp_path: Path) -> None:
+    work = np.full((2, 80), 0.04)
+    sampled(
+        tmp_path, work, np.zeros_like(work), np.full_like(work, 0.03),
+        lambda rank, step, share: "/t.py:7 asks" if share < 0.75 else "/t.py:1 f",
+    )  # fmt: skip
+    (one,) = explain(tmp_path).verdicts
+    assert one.sentence == "ranks pause 71% of their time, when they could compute, mostly in t.py:7 (asks)"
+
+
+def test_a_main_thread_that_only_waits_for_the_one_that_trains_does_not_pause(tmp_path: Path) -> None:
+    work = np.full((2, 80), 0.04)
+    sampled(tmp_path, work, np.zeros_like(work), 0.99 * work, lambda *_: "/t.py:1 join")
+    assert explain(tmp_path).verdicts == ()
 
 
 @pytest.mark.parametrize("late", [(0, 1), (1,)])

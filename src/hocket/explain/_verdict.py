@@ -29,8 +29,8 @@ class Verdict:
 
     Attributes:
         kind: "straggler", "slow loader", "slow link", "loading data", "communication", "unbalanced stages", "bubbles",
-            "small batches", "uneven work", "slow steps", "busy machine", "memory growth", "checkpoints", "garbage
-            collection", "not a number", "died", "failed" or "ended" (from outside).
+            "small batches", "uneven work", "slow steps", "pauses", "busy machine", "memory growth", "checkpoints",
+            "garbage collection", "not a number", "died", "failed" or "ended" (from outside).
         sentence: The finding in one sentence.
         evidence: The figures behind it.
         next_step: What to do.

@@ -9,6 +9,7 @@ from hocket.profile import SAMPLE, STEP, LiveRank, RunRecord
 from ._ending import ending
 from ._links import links_of, slow_link
 from ._parts import BUBBLE, CHECKPOINT, COLLECTOR, COMPUTATION, DATA, LATE, Parts
+from ._places import place_of_most
 from ._replay import Replay
 from ._slow_steps import slow_steps
 from ._straggler import straggler
@@ -16,6 +17,8 @@ from ._verdict import BUSY, LEAST_GAIN, LEAST_STEPS, Verdict, listed, ms
 
 _MIB = 2**20
 _LEAST_LOADING = 0.1  # the share of the time of which loading data is told
+_LEAST_PAUSE = 0.1  # the share of the time of which pauses are told, of which all but a quarter of the ranks have more
+_LEAST_RUN = 0.05  # share of the time in which a main thread that trains has a core: in others' programs it only waits
 _LEAST_SAMPLES = 6  # of memory, four a second
 _FEW_STEPS = 3  # whose memory says nothing of what each takes
 _STOOD_S = 10.0  # without a step, and five times a usual one: a job that is ended then may be so since it stood
@@ -40,14 +43,16 @@ def verdicts_of(run: RunRecord, parts: Parts | None, live: Sequence[LiveRank]) -
     found = _died(run, live) if over is None else [over, *(_stood(run, live) if over.kind == "ended" else [])]
     timed: list[Verdict] = []
     if parts is not None and parts.steps >= LEAST_STEPS:
-        for finder in (straggler, _link, _communication, _loading, _stages, _bubbles, _checkpoints, _garbage, _busy):
+        for finder in (
+            straggler, _link, _communication, _loading, _stages, _bubbles, _checkpoints, _garbage, _pauses, _busy,
+        ):  # fmt: skip
             told = {(one.kind, one.ranks) for one in timed}
             timed += [one for one in finder(parts) if (one.kind, one.ranks) not in told]
         timed = _without_what_few_steps_explain(timed, slow_steps(parts))
         if not any(one.ranks or one.kind == "slow steps" for one in timed):
             timed += _uneven(parts)
         if any(one.kind == "busy machine" for one in timed):  # who has no core is late at everything
-            kinds = ("communication", "small batches", "loading data", "uneven work")
+            kinds = ("communication", "small batches", "loading data", "uneven work", "pauses")
             clear = float(np.median(parts.ready_shares())) + _LEAST_LOADING  # more than lacking cores can explain
             timed = [
                 one
@@ -72,7 +77,7 @@ def _without_general_words(found: list[Verdict]) -> list[Verdict]:
 
 def _without_what_few_steps_explain(found: list[Verdict], slow: list[Verdict]) -> list[Verdict]:
     """Return all findings but those about all steps that tell of no more than the few slow ones do."""
-    kinds = ("straggler", "slow loader", "loading data")
+    kinds = ("straggler", "slow loader", "loading data", "pauses")
     kept = [
         one
         for one in found
@@ -278,6 +283,27 @@ _garbage = _part(
     COLLECTOR, "garbage collection", 0.03, "Python's garbage collector takes {:.0%} of the time",
     "call gc.freeze() before training, and gc.collect() between steps", alone=True,
 )  # fmt: skip
+
+
+def _pauses(parts: Parts) -> list[Verdict]:
+    """Find that all ranks wait while they should compute, for nothing that is recorded."""
+    if parts.ran_shares().min() < _LEAST_RUN:
+        return []
+    recorded = sum(parts.of(name).sum(axis=1) for name in (DATA, CHECKPOINT, COLLECTOR)) / parts.lengths_s.sum(axis=1)
+    share = float(np.quantile(parts.blocked_shares() - recorded, 0.25))
+    if share < _LEAST_PAUSE:
+        return []
+    place = place_of_most(parts)
+    return [
+        Verdict(
+            "pauses",
+            f"ranks pause {share:.0%} of their time, when they could compute{f', mostly in {place}' if place else ''}",
+            f"{ms(share * parts.step_s)} ms of a step of {ms(parts.step_s)} ms, in which the main thread neither ran "
+            "nor lacked a core, outside of what loads data, waits for ranks or writes checkpoints",
+            "look what the program waits for: a file, the network, a lock, another process, a GPU, time.sleep()",
+            "high" if share > 2 * _LEAST_PAUSE else "medium", (), share,
+        )
+    ]  # fmt: skip
 
 
 def _uneven(parts: Parts) -> list[Verdict]:
