@@ -479,7 +479,14 @@ def test_ranks_that_mostly_pause_are_told_in_which_line(tmp_path: Path) -> None:
         tmp_path, work, np.zeros_like(work), np.full_like(work, 0.03),
         lambda rank, step, share: "/t.py:7 asks" if share < 0.75 else "/t.py:1 f",
     )  # fmt: skip
-    (one,) = explain(tmp_path).verdicts
+    found = explain(tmp_path)
+    (one,) = found.verdicts
+    (first, most), (second, some) = found.places
+    assert (first, second) == ("t.py:7 (asks)", "t.py:1 (f)")
+    assert (most, some) == (pytest.approx(0.75, abs=0.06), pytest.approx(0.25, abs=0.06))
+    assert f"computation, by where ranks were read in it: {first} {most:.0%}, {second} {some:.0%}" in found.lines()
+    assert found.to_json()["places"][0] == {"place": first, "share": most}
+    assert f"<td>{first}</td><td class=n>{most:.0%}</td>" in report(found)
     assert one.sentence == "ranks pause 71% of their time, when they could compute, mostly in t.py:7 (asks)"
 
 

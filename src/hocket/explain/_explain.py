@@ -1,5 +1,6 @@
 """All that is said of one run: what keeps it now, its verdicts, and where its steps' time went."""
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,13 @@ import numpy as np
 from hocket.profile import OPERATION, STEP, Hang, RunRecord, find_hang, read_any, standing
 
 from ._parts import QUICK, Parts, parts_of
+from ._places import places_of_all
 from ._predicted import PredictedStep, predicted_of
 from ._straggler import began
 from ._verdict import LEAST_STEPS, SHOWN, Verdict, listed, ms
 from ._verdicts import verdicts_of
+
+_LEAST_READ, _PLACES, _LEAST_PART = 20, 5, 0.05  # readings of places in all, places that are shown, and share of each
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,18 @@ class Explanation:
     def operations_only(self) -> bool:
         """Whether it is a dump of another tool, which tells of operations only."""
         return bool(self.run.ranks[0].about.get("operations_only"))
+
+    @property
+    def places(self) -> list[tuple[str, float]]:
+        """The lines of the program in which ranks compute the most, each with its share of the readings there.
+
+        None where there are too few readings: they are made four times a second.
+        """
+        counts = Counter[str]() if self.parts is None else places_of_all(self.parts)
+        every = counts.total()
+        if every < _LEAST_READ:
+            return []
+        return [(place, n / every) for place, n in counts.most_common(_PLACES) if n >= _LEAST_PART * every]
 
     @property
     def remarks(self) -> list[str]:
@@ -94,6 +110,9 @@ class Explanation:
         rows = [row for row in self.parts.waterfall() if abs(row[1]) >= SHOWN * step_s]
         width = max(len(name) for name, _ in rows)
         lines += [f"  {name:{width}} {seconds * 1e3:>+10.3f} ms {seconds / step_s:>6.1%}" for name, seconds in rows]
+        if places := self.places:
+            told = ", ".join(f"{place} {share:.0%}" for place, share in places)
+            lines.append(f"computation, by where ranks were read in it: {told}")
         return lines if self.predicted is None else [*lines, *self.predicted.lines()]
 
     def brief(self) -> list[str]:
@@ -120,6 +139,7 @@ class Explanation:
             "step_s": None if parts is None else parts.step_s,
             "parts": [] if parts is None else [{"part": name, "seconds": s} for name, s in parts.means()],
             "waterfall": [] if parts is None else [{"part": name, "seconds": s} for name, s in parts.waterfall()],
+            "places": [{"place": place, "share": share} for place, share in self.places],
             "prediction": None if self.predicted is None else self.predicted.to_json(),
         }
 

@@ -65,13 +65,20 @@ def place_of_slow(parts: Parts, ranks: Sequence[int], slow: Array, usual_share: 
     return _surely_more(here, {place: scale * n for place, n in there.items()}, (1.0 - usual_share) * read_here, scale)
 
 
-def place_of_most(parts: Parts) -> str:
-    """Return where ranks are more often than anywhere else while they compute; "" where that is not sure."""
+def places_of_all(parts: Parts) -> Counter[str]:
+    """Return how often ranks were read at each line of their programs while they computed."""
     sums: Counter[str] = Counter()
     for rank in range(len(parts.run.ranks)):
-        sums.update(_computing(parts, rank, np.ones(parts.steps, bool))[0])
+        for place, count in _computing(parts, rank, np.ones(parts.steps, bool))[0].items():
+            sums[short_place(place)] += count
+    return sums
+
+
+def place_of_most(parts: Parts) -> str:
+    """Return where ranks are more often than anywhere else while they compute; "" where that is not sure."""
+    sums = places_of_all(parts)
     (place, most), (_, second), *_ = [*sums.most_common(2), ("", 0), ("", 0)]
-    return short_place(place) if most - second >= max(_LEAST, (most + second) ** 0.5) else ""
+    return place if most - second >= max(_LEAST, (most + second) ** 0.5) else ""
 
 
 def _surely_more(mine: Counter[str], usual: dict[str, float], more: float, scale: float) -> str:

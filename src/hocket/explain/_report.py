@@ -60,7 +60,7 @@ def report(found: Explanation, other: Explanation | None = None) -> str:
         sections.append(_compared(found, other))
     data: dict[str, Any] = {}
     if parts is not None:
-        sections.append(_waterfall(parts))
+        sections.append(_waterfall(parts, found.places))
         if found.predicted is not None:
             sections.append(_predicted(found.predicted))
         sections += [_ranks(parts), _CANVASES]
@@ -132,7 +132,7 @@ def _verdicts(found: Explanation) -> str:
     return _section("Verdicts", (f'<ol class="verdicts">{"".join(cards)}</ol>' if cards else "") + remarks)
 
 
-def _waterfall(parts: Parts) -> str:
+def _waterfall(parts: Parts, places: Sequence[tuple[str, float]]) -> str:
     rows = parts.waterfall()
     bars, at = [], 0.0
     for name, seconds in rows:
@@ -154,7 +154,12 @@ def _waterfall(parts: Parts) -> str:
         "<p>The mean over ranks and steps; the rows add up to it. One rank alone: as measured in the same run, or "
         "what its quickest steps take to compute and to update.</p>"
         f'<div class="wide" tabindex="0"><table class="fall"><thead>{head}</thead><tbody>{"".join(bars)}{total}</tbody>'
-        "</table></div>",
+        "</table></div>"
+        + (
+            "<p>Computation, by where ranks were read in it.</p>"
+            + _table(["line of the program", "share"], [(place, f"{share:.0%}") for place, share in places])
+        )
+        * bool(places),
     )
 
 
