@@ -250,9 +250,11 @@ def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal
             taken += [term] if takes_one(node, samples) else []
             continue
         features = kind_of(node) in _DOTS and math.prod(sizes_of(node)) % max(1, samples)
-        if divisor is not None or features or is_empty(node) or not torch_adapter.reaches(node, made):
+        if divisor is not None or features or is_empty(node):
             continue
-        if samples > 1 and _adds_up_means(node, made, samples):
+        if not (reaches := torch_adapter.reaches(node, made)) and not _of_gradients(node, samples):
+            continue
+        if reaches and samples > 1 and _adds_up_means(node, made, samples):
             continue
         if kind_of(node) in _DOTS and any(_has_mean(one, made, samples) for one, _ in node.next_functions if one):
             continue  # `einsum("c,c->", output.mean(0), weights)` goes over features
@@ -271,6 +273,31 @@ def sums_of_samples(loss: torch.Tensor, made: set[int], samples: int) -> Literal
             return "sum"
         small = small if factor * samples > 0.999 else "small"
     return "sum" if singles > 1.001 and abs(singles - samples) < 1e-3 * samples else small
+
+
+def _of_gradients(node: Any, samples: int) -> bool:
+    """Return whether a sum goes over gradients by samples, which come from within the model and not from its outputs.
+
+    So do those of `torch.autograd.grad(output.sum(), inputs, create_graph=True)`: `gradient.norm() ** 2`.
+    """
+    if kind_of(node) == "Pow":
+        node = node.next_functions[0][0]
+    if samples < 2 or sizes_of(node)[:1] != (samples,):
+        return False
+    todo, seen = deque([node]), set[Any]()
+    trained = given = False
+    while todo and len(seen) < _OPERATORS:
+        one = todo.popleft()
+        if one is None or one in seen:
+            continue
+        seen.add(one)
+        todo += [below for below, _ in one.next_functions]
+        if one.name().endswith("AccumulateGrad"):
+            trained |= isinstance(one.variable, torch.nn.Parameter)
+            given |= not isinstance(one.variable, torch.nn.Parameter) and one.variable.shape[:1] == (samples,)
+        if "BackwardBackward" in one.name() or (trained and given):
+            return True
+    return False
 
 
 def _takes_each(taken: Sequence[Term], made: set[int], samples: int) -> bool:
