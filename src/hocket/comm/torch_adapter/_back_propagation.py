@@ -58,6 +58,8 @@ _told = threading.local()  # whether listeners have been told of what this threa
 def before_backward(listener: Any) -> None:
     """Have `listener.backward_begins(roots)` called before each back-propagation, while the graph still holds all.
 
+    After it `listener.backward_ended()` is called.
+
     torch has hooks for gradients, which come when the loss's part of the graph is gone, and none for the beginning. So
     the first listener wraps `torch.autograd.backward`, by which `Tensor.backward` goes, too. `torch.autograd.grad`,
     which does not end at `.grad`, has `listener.gradients_of(outputs, inputs)` called before, and after it
@@ -93,11 +95,14 @@ def before_backward(listener: Any) -> None:
 
 
 def _tell_of_backward(roots: list[Any], run: Callable[[], Any]) -> Any:
-    """Run a back-propagation, of which listeners are told before."""
+    """Run a back-propagation, of which listeners are told before and after it."""
     for one in list(_before_backward.values()):
         one.backward_begins(roots)
     with _telling():
-        return run()
+        given = run()
+    for one in list(_before_backward.values()):
+        one.backward_ended()
+    return given
 
 
 def _tell_of_gradients(roots: Any, wanted: Any, given: dict[str, Any], run: Callable[[], Any]) -> Any:

@@ -322,6 +322,10 @@ class DataParallel(StandsForModule):
         if weight is not None:
             reducer.set_weight(weight)
 
+    def backward_ended(self) -> None:
+        """Look on at what the loop does with its loss next."""
+        self._observer.back_propagation_ended()
+
     def gradients_of(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
         """Refuse `torch.autograd.grad` for parameters, which gives the gradients of this rank's samples alone.
 

@@ -317,11 +317,9 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _taken(self, one: torch.Tensor) -> None:
         """Look what the program decides by a number of its samples."""
-        if one.numel() != 1 or self.communicates or self._rests or (known := self._of(one)) is None:
+        if one.numel() != 1 or not one.is_floating_point() or self.communicates or self._of(one) is None:
             return
-        with torch_adapter.unseen():
-            depends = one.is_floating_point() and any(unlike(one, other) for other in known[1:])
-        if depends and (tell := self.decided()) and (what := decision()):
+        if (tell := self.decided()) and (what := decision()):
             tell(what)
 
     def _of(self, one: torch.Tensor) -> Any:

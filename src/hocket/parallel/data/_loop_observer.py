@@ -254,6 +254,11 @@ class LoopObserver:
                 self._tensors.note(one)
         _batch.propagated()
 
+    def back_propagation_ended(self) -> None:
+        """Look on at what the loop decides by its loss before it updates."""
+        if self._waits and self._open:
+            _exchanged.sizes.begin()
+
     def unseen_loss(self, root: torch.Tensor) -> None:
         """Look at a loss that is computed by another way than a forward pass; see `UnseenLosses`."""
         if self._open and not self._summed:
