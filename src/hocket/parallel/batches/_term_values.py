@@ -4,10 +4,12 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from hocket.comm import torch_adapter
 
 from ._loss_graph import divisor_of_some
 from ._loss_nodes import SAME_VALUES, kind_of
@@ -21,17 +23,62 @@ _LEAST: Final = 0.01
 _VALUE: Final = "hocket's value"
 """Under which the value is kept in the metadata of the operator that gave it."""
 
+_ROUNDED: Final = 16.0
+"""Roundings of a sum of absolute values, at most, that are left of a sum whose terms cancel."""
+
+
+class Cancelling(NamedTuple):
+    """A sum or mean, or one for each row, of which terms that cancel have left nothing but rounding.
+
+    So is a policy gradient's first loss. Sums of fourth powers never cancel, and are sums of one term for each sample
+    where their like are.
+    """
+
+    rounding: float
+    """What rounding may have left of it; 0 of one that is more than that."""
+    fourths: float
+    """The sum of fourth powers of its terms."""
+
+    @classmethod
+    def of(cls, terms: torch.Tensor, result: torch.Tensor, *, mean: bool) -> "Cancelling":
+        """Return what is known of terms and their sum or mean; both are floating-point numbers."""
+        if not terms.numel() or not result.numel():
+            return cls(0.0, 0.0)
+        size = float(torch.linalg.vector_norm(terms.detach(), 1, dtype=torch.float64))
+        rounding = _ROUNDED * torch.finfo(terms.dtype).eps * size / (terms if mean else result).numel()
+        left = float(torch.linalg.vector_norm(result.detach(), torch.inf))
+        return cls(rounding if left <= rounding else 0.0, fourths(terms))
+
+
+def fourths(terms: torch.Tensor) -> float:
+    """Return the sum of fourth powers."""
+    return float(torch.linalg.vector_norm(terms.detach(), 4, dtype=torch.float64)) ** 4
+
 
 class TermValues(TorchFunctionMode):
     """Notes each number that is computed with a gradient, at the operator that gave it: no graph is kept for it."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._sums: dict[int, Cancelling] = {}  # by their places in the graph
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch."""
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and result.grad_fn is not None and result.numel() == 1:
+        if isinstance(result, torch.Tensor) and result.grad_fn is not None:
             node: Any = result.grad_fn
-            node.metadata[_VALUE] = float(result.detach())
+            if result.numel() == 1:
+                node.metadata[_VALUE] = float(result.detach())
+            name, terms = getattr(func, "__name__", ""), args[0] if args else result
+            known = isinstance(terms, torch.Tensor) and terms.is_floating_point() and not torch_adapter.in_transform()
+            if name in ("sum", "mean") and known:
+                self._sums[node._sequence_nr()] = Cancelling.of(terms, result, mean=name == "mean")
         return result
+
+    def sums_of(self, loss: torch.Tensor) -> tuple[Cancelling, ...]:
+        """Return the sums and means that a loss was computed from, in the order in which they were."""
+        places = torch_adapter.met([loss], set(self._sums)) if self._sums else ()
+        return tuple(self._sums[one] for one in sorted(places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +89,15 @@ class Addends:
     value: float  # of the loss
     values: tuple[float, ...]  # of what it adds up; NaN of what was not noted
     count: float  # what the first of them divides by of which that is known; 0 if there is none
+    rounding: float  # what of any value may be nothing but rounding
+    sums: tuple[Cancelling, ...]  # that it was computed from
 
     @classmethod
-    def of(cls, loss: torch.Tensor, samples: int) -> "Addends":
-        """Return what a loss of so many samples adds up, which was computed under TermValues."""
-        return cls(samples, float(loss.detach()), tuple(map(_value, addends(loss))), divisor_of_some(loss, samples))
+    def of(cls, loss: torch.Tensor, samples: int, values: TermValues) -> "Addends":
+        """Return what a loss of so many samples adds up, whose `values` were noted while it was computed."""
+        each, count = tuple(map(_value, addends(loss))), divisor_of_some(loss, samples)
+        sums = values.sums_of(loss)
+        return cls(samples, float(loss.detach()), each, count, max((one.rounding for one in sums), default=0.0), sums)
 
 
 def term_off(whole: Addends, parts: Sequence[Addends], weights: Sequence[float], tolerance: float) -> str:
@@ -60,10 +111,20 @@ def term_off(whole: Addends, parts: Sequence[Addends], weights: Sequence[float],
         weights: Of the parts.
         tolerance: How far losses may be apart, relative.
     """
+    alike = all(len(one.sums) == len(whole.sums) for one in parts)
+    for mine, *theirs in zip(whole.sums, *(one.sums for one in parts), strict=True) if alike else ():
+        total = sum(one.fourths for one in theirs)
+        if mine.rounding and abs(mine.fourths - total) > _OFF * tolerance * max(mine.fourths, total):
+            return (
+                f"a sum in it whose terms cancel has others for {whole.samples} samples than for the first "
+                f"{parts[0].samples} and the others: samples meet in it (advantages that are normalised over the batch)"
+            )
     if any(len(one.values) != len(whole.values) for one in parts):
         return ""
     for value, *others in zip(whole.values, *(one.values for one in parts), strict=True):
         combined = sum(map(operator.mul, others, weights))
+        if abs(value - combined) <= max(one.rounding for one in (whole, *parts)):
+            continue
         off = abs(value - combined) / tolerance
         if off > _OFF * max(map(abs, (value, *others))) and off > _LEAST * abs(whole.value):
             return (

@@ -283,9 +283,9 @@ class LossJudge:
     def _term_off(self, whole: MeasuredLoss, parts: list[list[MeasuredLoss]], samples: list[list[int]]) -> str:
         """Return how a small term does not add up that the graph does not explain; "" where there is none."""
         tolerance = max(self._tolerance, _TOLERANCES.get(whole.loss.dtype, 2e-2))
-        mine = Addends.of(whole.loss, self._few.samples)
+        mine = Addends.of(whole.loss, self._few.samples, self._terms)
         for some, sizes in zip(parts, samples, strict=True):
-            theirs = [Addends.of(one.loss, n) for one, n in zip(some, sizes, strict=True)]
+            theirs = [Addends.of(one.loss, n, self._terms) for one, n in zip(some, sizes, strict=True)]
             total, known = sum(one.count for one in theirs), all(one.count for one in theirs)
             if known and (said := term_off(mine, theirs, [one.count / total for one in theirs], tolerance)):
                 return f"{said}."

@@ -333,14 +333,16 @@ def run_apart(module: torch.nn.Module, probe: StateProbe, arguments: Any, number
         random.seed(0)  # alike in all passes: a choice for the whole batch stays
         np.random.seed(number)
         try:
-            with TermValues():
+            with TermValues() as values:
                 given = tensors_in(module(*args, **kwargs))
             drawn = [one[:2] for one in marks()]
         except Exception as error:
             raise ModelError from error
         outputs = given + kept_in(module)
         counts = [divisors(one, samples) if one.numel() == 1 else () for one in outputs]
-        addends = [Addends.of(one, samples) if one.numel() == 1 and one.requires_grad else None for one in outputs]
+        addends = [
+            Addends.of(one, samples, values) if one.numel() == 1 and one.requires_grad else None for one in outputs
+        ]
         apart = [one.detach().requires_grad_(one.requires_grad) for one in outputs]
         return _ApartRun(apart, len(given), counts, addends, probe.now(), drawn)
 
@@ -366,9 +368,10 @@ def _added_up(
         return ""
     total = torch.stack(theirs).sum()
     scale = max(float(one.abs()) for one in (value, *theirs))
+    rounding = max((one.rounding for run in (whole, *parts) if (one := run.addends[place]) is not None), default=0.0)
 
     def equal(other: torch.Tensor) -> bool:
-        return float((value - other).abs()) <= tolerances.of(value) * scale
+        return float((value - other).abs()) <= max(tolerances.of(value) * scale, rounding)
 
     ways = [[1.0] * len(parts) if summed else weights]
     counts = [one.counts[place] for one in parts]

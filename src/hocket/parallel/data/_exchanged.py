@@ -16,6 +16,7 @@ from hocket.comm import torch_adapter
 
 from ..batches import addends, divisors, mapped, tensors_in, terms
 from ._batch_sizes import BatchSizes
+from ._cancelled import CancelledSums
 from ._choices import OTHERS, GivenRows, choices, has_rows, is_normalised, off, places, rows_off, sums, unlike
 from ._decisions import decision
 from ._kept import KeptTensors, owned, written
@@ -82,6 +83,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._bytes, self._lowest = 0, torch.float64
         self._given_off = 0.0  # how far what models were given is from samples by themselves
         self._own: dict[int, torch.Tensor] = {}  # what had rows of samples when ranks began to talk, by its identity
+        self._cancelled = CancelledSums()
         self._singles = dict[Any, set[int]]()  # where samples are that the program has taken alone, by what from
 
     def begin(self) -> None:
@@ -151,7 +153,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         depends = ((one, others) for one, others in computed if any(unlike(one, other) for other in others))
         self.kept.keep((one for one, others in depends if not places(one, others, self._samples)), samples)
         self._batch, self._samples, self._items, self._counts, self._given_off = batch, samples, {}, set(), 0.0
-        self._terms, self._singles = {}, {}
+        self._terms, self._singles, self._cancelled = {}, {}, CancelledSums()
         self.linked = self.placed = self.normalised = False
         if self.communicates:
             others, own = self._others, self._own
@@ -270,6 +272,8 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.kept.read(func, given, tensors, found, followed, self._items)
         same = bool(others) and all(len(one) == len(found) for one in others)
         for one, *some in zip(found, *others, strict=True) if same else ():
+            if len(followed) == 1:
+                self._cancelled.note(func, followed[0], self._of(followed[0])[1:], one)
             if self._affords(one):
                 # torch counts a change in place, and has a view share its count, when this has returned.
                 now = torch_adapter.version_of(followed[0] if func.is_view else one)
@@ -388,12 +392,14 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if known_by and loss.isfinite() and not all(one.isfinite() for one in known[1:]):
             return 1.0  # no sum of what is finite, but divided by a deviation that other choices have not
         far, by_place, size = _far(some, counts)
-        self.placed |= not self.linked and by_place > least
-        return (
-            far
-            if far > least
-            else max((self._term_off(one, samples, size, least) for one in addends(loss)), default=0.0)
-        )
+        if max(abs(float(one.detach())) for one in some) > self._cancelled.rounding:
+            self.placed |= not self.linked and by_place > least
+            if far <= least:
+                far = max((self._term_off(one, samples, size, least) for one in addends(loss)), default=0.0)
+            if far:
+                return far
+        far = self._cancelled.off(loss)
+        return far if far > least else 0.0
 
     def _term_off(self, node: Any, samples: int, size: float, least: float) -> float:
         """Return how far a term of a loss of this size is from a sum of one for each sample, relative to the loss."""
