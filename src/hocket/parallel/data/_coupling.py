@@ -21,6 +21,7 @@ from ..batches import (
     is_one_by_one,
     is_plain,
     is_sum,
+    is_taken,
     is_zeroed,
     kind_of,
     sizes_of,
@@ -393,11 +394,15 @@ def scale_of_means(loss: torch.Tensor, made: set[int], samples: int, *, learned:
 def constant_divisors(loss: torch.Tensor, samples: int, total: int) -> set[float]:
     """Return by what numbers of the program a loss divides sums that are none of this rank's samples or elements.
 
-    They may be counts all the same. `total` is the size of the global batch.
+    They may be counts all the same. `total` is the size of the global batch. Losses of single samples that the program
+    adds up itself (`sum(losses) / 3`) are such a sum, where each sample has as many.
     """
     found = set()
-    for one in _terms(loss, samples):
-        divisor = one.divisor if samples and is_sum(one.node) else None
+    parts = list(_terms(loss, samples))
+    apart = samples > 1 and not sum(is_taken(one.node, samples) for one in parts) % samples
+    for one in parts:
+        adds = is_sum(one.node) or (apart and is_taken(one.node, samples))
+        divisor = one.divisor if samples and adds else None
         by = 0.0 if divisor is None or not is_plain(divisor) else abs(float(divisor))
         if by % max(1, samples) and (one.again or one.counts_whole):  # by a constant and a count, neither of samples
             by = 1 / one.scale
