@@ -38,7 +38,7 @@ _MEET = 1e-5
 """Relative to a sample's own second derivative; that by another sample is zero to the bit where they do not meet."""
 
 
-def samples_meet(loss: torch.Tensor, outputs: Sequence[torch.Tensor], samples: int) -> bool:
+def samples_meet(loss: torch.Tensor, outputs: Sequence[torch.Tensor], samples: int, *, leaves: bool = False) -> bool:
     """Return whether a loss is more than a sum of terms of one sample each, beyond the outputs of a model.
 
     In such a sum the derivative by one sample's output does not depend on another's. In-batch negatives, a root of a
@@ -49,10 +49,12 @@ def samples_meet(loss: torch.Tensor, outputs: Sequence[torch.Tensor], samples: i
         outputs: Of the model; those count that have one row for each sample, or as many for each (views, one after
             the other or side by side).
         samples: How many there are.
+        leaves: Whether outputs count that the program has cut off from what they were computed of.
     """
     if samples < 2:
         return False
-    rows = [one for one in outputs if one.requires_grad and one.dim() and not len(one) % samples and not one.is_leaf]
+    rows = [one for one in outputs if one.requires_grad and one.dim() and not len(one) % samples]
+    rows = [one for one in rows if leaves or not one.is_leaf]
     if not rows or loss.numel() != 1 or not loss.requires_grad:
         return False
     try:
@@ -118,6 +120,12 @@ def taken_beside(loss: torch.Tensor, tensors: Sequence[torch.Tensor], made: set[
     """Return the tensors of which a loss was computed otherwise than by outputs; None in place of others."""
     nodes = set(behind(loss.grad_fn, made)) if tensors else set()
     return [one if one.grad_fn in nodes else None for one in tensors]
+
+
+def joined(loss: torch.Tensor) -> bool:
+    """Return whether a loss puts what has a gradient beside what has none: what other ranks have, or a queue."""
+    nodes = (one for one in behind(loss.grad_fn, set()) if kind_of(one) == "Cat")
+    return any(below is None for one in nodes for below, _ in one.next_functions)
 
 
 def gathered(loss: torch.Tensor, made: set[int], ranks: int) -> bool:

@@ -25,7 +25,7 @@ from ._carried import CarriedState
 from ._choices import has_rows
 from ._exchanged import ExchangedSamples
 from ._first_loss import first_loss
-from ._input_gradients import InputGradients
+from ._input_gradients import CachedGradients, InputGradients
 from ._later_padding import LaterPadding
 from ._left_out import LeftOutBatches
 from ._loss_weight import LossWeights
@@ -92,6 +92,7 @@ class LoopObserver:
         self._changes = ModelChanges(module, world, self._parameters)
         self._left_out = LeftOutBatches()
         self._input_gradients = InputGradients(world.rank)
+        self._cached_gradients = CachedGradients(world.rank, world.size)
         self._carried = CarriedState(world.rank)
         self._unseen = UnseenLosses(world)
         self._outside = OutsideModules(lambda: [one.module for one in all_observers()])
@@ -129,6 +130,7 @@ class LoopObserver:
         _own_gathers.next(note)
         _own_metrics.next(note)
         self._unseen.next()
+        self._cached_gradients.next()
         self._outside.watch()
         self._open = True
         self._batches += 1
@@ -167,6 +169,7 @@ class LoopObserver:
     def evaluated(self, inputs: Any, output: Any) -> None:
         """Look on at what is computed of its output, by which the loop may choose samples."""
         self._pass_ended()
+        self._cached_gradients.made(tensors_in(output))
         if self._looks and self._open:
             self._follow(tensors_in(inputs), tensors_in(output), _batch.current(inputs))
 
@@ -205,6 +208,7 @@ class LoopObserver:
     def forward_made(self, made: list[torch.Tensor], note: _batch.Note | None) -> None:
         """Note the outputs of a forward pass."""
         self._pass_ended()
+        self._cached_gradients.made(made)
         self._padding.note(made)
         if self._batches <= _BATCHES:
             self._carried.made(made, note)
@@ -250,7 +254,14 @@ class LoopObserver:
         for one in roots if self._open else ():
             if isinstance(one, torch.Tensor):
                 self._tensors.note(one)
+                self._look_cached(one)
         _batch.propagated()
+
+    def _look_cached(self, root: torch.Tensor) -> None:
+        """Look at a loss of outputs that were cut off; a contested batch is of several loaders."""
+        if (note := _batch.trained()) is not None and not _batch.contested():
+            with _exchanged.paused():
+                self._cached_gradients.look(root, note.share)
 
     def unseen_loss(self, root: torch.Tensor) -> None:
         """Look at a loss that is computed by another way than a forward pass; see `UnseenLosses`."""
@@ -348,6 +359,8 @@ class LoopObserver:
         """Tell of `torch.autograd.grad` that gives those of samples by a mean over a rank's samples."""
         with _exchanged.paused():
             self._input_gradients.asked(outputs, inputs, None if note is None else note.share)
+        if len(outputs) == 1:
+            self._look_cached(outputs[0])
 
     def gradients_made(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], gradients: Any, again: Any
