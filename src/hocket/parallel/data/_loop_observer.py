@@ -21,6 +21,7 @@ from ..batches import BatchShard, divided_by, tensors_in
 from ..batches import batch as _batch
 from ..mesh import World
 from ._apart import Apart, kept_in, look_apart
+from ._batch_parts import PartUpdates
 from ._carried import CarriedState
 from ._choices import has_rows
 from ._exchanged import ExchangedSamples
@@ -80,6 +81,8 @@ class LoopObserver:
         self._outputs: deque[list[torch.Tensor]] | None = deque(maxlen=4)
         self._kept: list[torch.Tensor] = []  # what the model has in attributes after the last of them
         self._part = 0.0  # of the batch which the model was called with; 0 where it is not known
+        self._rows = 0  # which it was called with
+        self._part_updates = PartUpdates(world.rank)
         self._batches = 0  # that have come
         self._thread = threading.get_ident()  # in which the model is called
         self._unknown = _LOOKS  # losses of batches that have come another way, after which no loader is asked for
@@ -182,6 +185,7 @@ class LoopObserver:
         self._left_out.used()
         self._thread = threading.get_ident()
         self._pass_begins()
+        self._rows = next((len(one) for one in tensors_in(inputs) if one.dim()), 0)
         self._part = 0.0 if note is None or not self._losses.looks_at_parts else note.part(inputs)
         share = None if note is None else note.share
         if note is not None and share is not None and self._outputs is not None and not self.looked:
@@ -288,6 +292,8 @@ class LoopObserver:
         """
         if note is None and self._unknown:
             self._unknown = 0 if tell_own_batches(self._world) else self._unknown - 1
+        if note is not None and note.share is not None and note.share.total > note.share.samples:
+            self._part_updates.add(note, self._part, self._rows, note.share.samples, self._marks.updates)
         if note is None or note.share is None or self._summed:
             if note is not None and root.numel() == 1:
                 note.summed = root.detach() if self._summed else None
