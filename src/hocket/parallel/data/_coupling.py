@@ -24,6 +24,7 @@ from ..batches import (
     is_taken,
     is_zeroed,
     kind_of,
+    scaled_by,
     sizes_of,
     takes_one,
     terms,
@@ -287,6 +288,9 @@ def _takes_each(taken: Sequence[Term], made: set[int], samples: int) -> bool:
     if samples < 2 or len(taken) % samples or any(one.divisor is not None for one in taken):
         return False
     vectors = {below for one in taken for below, _ in one.node.next_functions if below is not None}
+    divisors = [scaled_by(one)[0] for one in vectors if kind_of(one) == "Div"]
+    if any(by is not None and by.numel() == 1 and float(by) == samples for by in divisors):
+        return False  # `sum(losses / len(batch))`
     return all(torch_adapter.reaches(one, made) and not _has_mean(one, made, samples) for one in vectors)
 
 
