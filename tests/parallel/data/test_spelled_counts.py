@@ -260,3 +260,20 @@ def test_losses_that_python_adds_up_and_divides_by_a_constant_are_told_of() -> N
     """By the size of the global batch: half of the update of one device on two ranks, and silent."""
     assert all("the size of the global batch" in said for said in run_ranks(told_of_added_losses, 2, 8.0)[0])
     assert not any(run_ranks(told_of_added_losses, 2, 0.0)[0])
+
+
+def told_of_traces() -> list[str]:
+    """Return what is told of a trace that is divided by all elements, which are as many on every rank."""
+    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    model, optimizer, loader = begun(x, x[:, :4], 8)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for one, target in loader:
+            errors = (model(one) - target)[:, :3]
+            (torch.trace(errors @ errors.T) / errors.numel()).backward()
+            optimizer.step()
+    return [str(one.message) for one in told if "rank" in str(one.message)]
+
+
+def test_a_trace_that_is_divided_by_elements_is_not_told_of() -> None:
+    assert not run_ranks(told_of_traces, 2)[0]
