@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -440,6 +440,39 @@ def test_parts_of_a_batch_whose_number_depends_on_its_size_are_told(ranks: list[
         assert "do it inside `with model.no_sync():`" in found.pop("each by itself")
         assert "updates the model after a part of its batch" in found.pop("with updates")
         assert not any(said for name, said in found.items() if name not in refused)
+
+
+def minibatches(size: int, choose: Callable[[Tensor], Sequence[Tensor]]) -> str:
+    """What is told of a loop that updates with some of its batch, which it chooses by an index."""
+    plain = network()
+    optimizer: Any = torch.optim.SGD(plain.parameters(), 0.01)
+    model, optimizer, loader = hocket.distribute(plain, optimizer, DataLoader(data(), batch_size=size))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            for x, y in loader:
+                for some in choose(torch.arange(len(x))):
+                    optimizer.zero_grad()
+                    one_loss(model, x[some], y[some]).backward()
+                    optimizer.step()
+    return "".join(f"{one.message}" for one in caught)
+
+
+def chosen() -> list[str]:
+    """What is told of parts of one size, also with a smaller last one, of all samples, and of some and the others."""
+    ways: list[tuple[int, Callable[[Tensor], Sequence[Tensor]]]] = [
+        (8, lambda index: index.roll(1).split(2)),
+        (10, lambda index: index.split(2)),
+        (8, lambda index: (index, index)),
+        (8, lambda index: (index[1:], index[:1])),
+    ]
+    return [minibatches(*one) for one in ways]
+
+
+def test_updates_with_parts_that_the_loop_chooses_are_told_of() -> None:
+    """One device has more of them in a batch: 2e-2 to 7e-2 off, and silent."""
+    said = ["updates the model after a part of its batch" in one for one in run_ranks(chosen, 2)[0]]
+    assert said == [True, True, False, False]
 
 
 def scaled() -> list[list[str]]:

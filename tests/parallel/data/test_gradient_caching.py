@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -117,3 +119,56 @@ def test_a_model_may_back_propagate_in_its_own_forward(kind: type[nn.Module]) ->
     wanted = trained(kind, False)
     for found in run_ranks(trained, 2, kind, True):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def of_all_ranks(mine: Tensor) -> Tensor:
+    """Return the outputs of all ranks, of which this rank's own have their graph."""
+    if not dist.is_initialized():
+        return mine
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, mine.detach())
+    found[dist.get_rank()] = mine
+    return torch.cat(found)
+
+
+def caching(kind: str, distributed: bool) -> tuple[list[Tensor], str]:
+    """Train a step by gradients that the loop has cached; return weights, and what is told."""
+    model, optimizer, loader = made(nn.Linear(4, 3))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if distributed:
+            reduction: Any = "mean" if kind == "mean" else "sum"
+            model, optimizer, loader = hocket.distribute(model, optimizer, loader, loss_reduction=reduction)
+        batches = iter(loader)
+        (x,) = next(batches)
+        with torch.no_grad():
+            cut = model(x)
+        cut.requires_grad_()
+        if kind == "alone":
+            loss = cut.sin().square().sum() / 10
+        else:
+            loss = in_batch(of_all_ranks(cut) if kind == "gathered" else cut)
+        if kind == "asked":
+            gradients = torch.autograd.grad(loss, cut)[0]
+        else:
+            loss.backward()
+            gradients = cut.grad
+        optimizer.zero_grad()
+        model(x).backward(gradients)
+        optimizer.step()
+    said = " ".join(str(one.message) for one in told if "rank" in str(one.message))
+    return [one.detach().clone() for one in model.parameters()], said
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean", "asked"])
+def test_samples_that_meet_in_a_loss_whose_gradient_a_loop_caches_are_told_of(kind: str) -> None:
+    """Each rank compares its own: 9e-3 to 7.8e-2 off, and silent."""
+    assert "gradient caching" in run_ranks(caching, 2, kind, True)[0][1]
+
+
+@pytest.mark.parametrize("kind", ["gathered", "alone"])
+def test_a_loop_may_cache_gradients_of_samples_of_all_ranks(kind: str) -> None:
+    wanted, _ = caching(kind, False)
+    for found, said in run_ranks(caching, 2, kind, True):
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+        assert not said

@@ -199,3 +199,81 @@ def test_sums_are_told_of_where_ranks_have_one_sample_or_none() -> None:
     raw, divided = run_ranks(told_of_sums, 3)[0]
     assert "each rank has one sample" in raw
     assert "the loss divides by 3 on every rank" in divided
+
+
+RAW: dict[str, Callable[[Tensor], Tensor]] = {
+    "trace": lambda errors: torch.trace(errors @ errors.T),
+    "norms": lambda errors: errors.norm() * errors.norm(),
+}
+
+
+def fit_squares(sum_: str, divided: bool) -> tuple[list[float], list[str]]:
+    """Return what an epoch with a sum of squares leaves, and what is told."""
+    draw = torch.Generator().manual_seed(1)
+    x, y = (torch.randn(14, n, generator=draw, dtype=torch.float64) for n in (6, 4))
+    model, optimizer, loader = begun(x, y, 7)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for one, target in loader:
+            optimizer.zero_grad()
+            total = RAW[sum_](model(one) - target)
+            (total / len(one) if divided else total).backward()
+            optimizer.step()
+    return weights_of(model), [str(one.message) for one in told if "rank" in str(one.message)]
+
+
+def said_of_squares(sum_: str) -> str:
+    """Return the error where such a sum is not divided."""
+    with pytest.raises(RuntimeError) as refused:
+        fit_squares(sum_, False)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("sum_", RAW)
+def test_sums_of_squares_by_a_trace_or_a_product_of_norms_are_sums(sum_: str) -> None:
+    """They were 3e-1 off, and silent, and told of where they are divided by `len(batch)`, which is right."""
+    assert "the loss is a sum over samples" in run_ranks(said_of_squares, 2, sum_)[0]
+    weights, told = run_ranks(fit_squares, 2, sum_, True)[0]
+    assert weights == pytest.approx(fit_squares(sum_, True)[0], rel=1e-9)
+    assert not told
+
+
+def told_of_added_losses(constant: float) -> list[str]:
+    """Return what is told where Python adds up the losses of a batch, and divides by a constant, or by their number."""
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    said = []
+    for apart in (False, True):
+        model, optimizer, loader = begun(x, x.roll(1, 0)[:, :4], 8)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for one, target in loader:
+                output = model(one)
+                pairs = zip(output, target, strict=True)
+                losses: Any = [F.mse_loss(*pair) for pair in pairs] if apart else (output - target).square().mean(1)
+                (sum(losses) / (constant or len(losses))).backward()
+                optimizer.step()
+        said.append(" ".join(str(one.message) for one in told if "rank" in str(one.message)))
+    return said
+
+
+def test_losses_that_python_adds_up_and_divides_by_a_constant_are_told_of() -> None:
+    """By the size of the global batch: half of the update of one device on two ranks, and silent."""
+    assert all("the size of the global batch" in said for said in run_ranks(told_of_added_losses, 2, 8.0)[0])
+    assert not any(run_ranks(told_of_added_losses, 2, 0.0)[0])
+
+
+def told_of_traces() -> list[str]:
+    """Return what is told of a trace that is divided by all elements, which are as many on every rank."""
+    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    model, optimizer, loader = begun(x, x[:, :4], 8)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for one, target in loader:
+            errors = (model(one) - target)[:, :3]
+            (torch.trace(errors @ errors.T) / errors.numel()).backward()
+            optimizer.step()
+    return [str(one.message) for one in told if "rank" in str(one.message)]
+
+
+def test_a_trace_that_is_divided_by_elements_is_not_told_of() -> None:
+    assert not run_ranks(told_of_traces, 2)[0]

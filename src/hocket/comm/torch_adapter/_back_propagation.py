@@ -5,7 +5,7 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -85,13 +85,43 @@ def before_backward(listener: Any) -> None:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if not _tells():
                 return plain(tensors, *args, **kwargs)
-            roots = [tensors] if isinstance(tensors, _SINGLE) else list(tensors)
+            roots = [tensors] if isinstance(tensors, _SINGLE) else (tensors := list(tensors))
+            given = args[0] if args else kwargs.get("grad_tensors")
+            given = list(given) if isinstance(given, list | tuple) else [given]  # as torch takes them
+            roots = _added_up(roots, given)
             return _tell_of_backward(roots, lambda: plain(tensors, *args, **kwargs))
 
         torch.autograd.backward = backward
         torch.autograd.grad = grad
         _wrap_engine()
     _before_backward[next(_listeners)] = listener
+
+
+def _added_up(roots: list[Any], given: Sequence[torch.Tensor | None]) -> list[Any]:
+    """Return the one loss whose back-propagation is that of several, or of a tensor that is given one number for all.
+
+    So it is of `losses.backward(torch.ones_like(losses))`. Others are left as they are: ranks, which may be given other
+    gradients, have as many roots after it as before, or one.
+    """
+    if not all(isinstance(one, torch.Tensor) and one.grad_fn is not None for one in roots):
+        return roots
+    if any(one.is_complex() for one in roots):
+        return roots
+    if len(roots) > 1:
+        if any(one.dim() for one in roots):  # a vector may be of one sample here
+            return roots
+        given = given if len(given) == len(roots) else [None] * len(roots)
+        with torch.enable_grad():
+            losses = [one if g is None else one * g.detach().sum() for one, g in zip(roots, given, strict=True)]
+            return [functools.reduce(torch.add, (one.to(losses[0]) for one in losses))]
+    (root,), by = roots, given[0] if given else None
+    if root.numel() < 2 or type(by) is not torch.Tensor or by.layout != torch.strided or by.shape != root.shape:
+        return roots
+    number = (by := by.detach().reshape(-1))[0]
+    if not bool(number) or not bool((by == number).all()):
+        return roots
+    with torch.enable_grad():
+        return [root.sum() if bool(number == 1) else root.sum() * number]
 
 
 def _tell_of_backward(roots: list[Any], run: Callable[[], Any]) -> Any:

@@ -11,8 +11,11 @@ SAME_VALUES = (
     "Neg", "ToCopy", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Alias", "Clone", "Expand",
     "Permute", "NanToNum", "_ScaledByHocket",
 )  # fmt: skip
-SUMS = ("SumBackward0", "SumBackward1", "NansumBackward0", "NansumBackward1", "DotBackward0", "VdotBackward0")
-"""Sums where the result is a scalar, also of products: `losses.sum(0)`, `losses @ mask`."""
+SUMS = (
+    "SumBackward0", "SumBackward1", "NansumBackward0", "NansumBackward1", "DotBackward0", "VdotBackward0",
+    "TraceBackward0",
+)  # fmt: skip
+"""Sums where the result is a scalar, also of products: `losses.sum(0)`, `losses @ mask`, `trace(a @ a.T)`."""
 PRODUCTS = ("MvBackward0", "MmBackward0", "BmmBackward0")  # what einsum makes sums of
 OVER_RANKS = "_Total"  # the sum over the parts of samples that spatial parallelism has divided
 MEANS = ("MeanBackward0", "MeanBackward1")
@@ -37,7 +40,7 @@ def kind_of(node: Any) -> str:
 def is_sum(node: Any) -> bool:
     """Return whether an operator that gives a scalar adds up what it goes over, or products or powers of that."""
     known = getattr(node, "_saved_reduction", None) == 2 or node.name() in (*SUMS, *PRODUCTS)
-    return known or _is_power_of_norm(node)
+    return known or _is_power_of_norm(node) or _is_square_of_norm(node)
 
 
 def _is_power_of_norm(node: Any) -> bool:
@@ -52,6 +55,14 @@ def _is_power_of_norm(node: Any) -> bool:
     return bool((norm._saved_p if kind == "Dist" else norm._saved_ord) == exponent) and (
         scale is None or scale.numel() > 1
     )
+
+
+def _is_square_of_norm(node: Any) -> bool:
+    """Return whether a scalar is a product of two norms: `norm * norm`. Samples meet where these are not the same."""
+    below = [one for one, _ in node.next_functions]
+    if node.name() != "MulBackward0" or None in below or size_of(node) > 1:
+        return False
+    return all(kind_of(one) == "LinalgVectorNorm" and size_of(one) == 1 and one._saved_ord == 2 for one in below)
 
 
 def scaled_by(node: Any) -> tuple[torch.Tensor | None, Any]:

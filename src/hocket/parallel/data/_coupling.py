@@ -21,8 +21,10 @@ from ..batches import (
     is_one_by_one,
     is_plain,
     is_sum,
+    is_taken,
     is_zeroed,
     kind_of,
+    scaled_by,
     sizes_of,
     takes_one,
     terms,
@@ -37,7 +39,7 @@ _MEET = 1e-5
 """Relative to a sample's own second derivative; that by another sample is zero to the bit where they do not meet."""
 
 
-def samples_meet(loss: torch.Tensor, outputs: Sequence[torch.Tensor], samples: int) -> bool:
+def samples_meet(loss: torch.Tensor, outputs: Sequence[torch.Tensor], samples: int, *, leaves: bool = False) -> bool:
     """Return whether a loss is more than a sum of terms of one sample each, beyond the outputs of a model.
 
     In such a sum the derivative by one sample's output does not depend on another's. In-batch negatives, a root of a
@@ -48,10 +50,12 @@ def samples_meet(loss: torch.Tensor, outputs: Sequence[torch.Tensor], samples: i
         outputs: Of the model; those count that have one row for each sample, or as many for each (views, one after
             the other or side by side).
         samples: How many there are.
+        leaves: Whether outputs count that the program has cut off from what they were computed of.
     """
     if samples < 2:
         return False
-    rows = [one for one in outputs if one.requires_grad and one.dim() and not len(one) % samples and not one.is_leaf]
+    rows = [one for one in outputs if one.requires_grad and one.dim() and not len(one) % samples]
+    rows = [one for one in rows if leaves or not one.is_leaf]
     if not rows or loss.numel() != 1 or not loss.requires_grad:
         return False
     try:
@@ -117,6 +121,12 @@ def taken_beside(loss: torch.Tensor, tensors: Sequence[torch.Tensor], made: set[
     """Return the tensors of which a loss was computed otherwise than by outputs; None in place of others."""
     nodes = set(behind(loss.grad_fn, made)) if tensors else set()
     return [one if one.grad_fn in nodes else None for one in tensors]
+
+
+def joined(loss: torch.Tensor) -> bool:
+    """Return whether a loss puts what has a gradient beside what has none: what other ranks have, or a queue."""
+    nodes = (one for one in behind(loss.grad_fn, set()) if kind_of(one) == "Cat")
+    return any(below is None for one in nodes for below, _ in one.next_functions)
 
 
 def gathered(loss: torch.Tensor, made: set[int], ranks: int) -> bool:
@@ -305,6 +315,9 @@ def _takes_each(taken: Sequence[Term], made: set[int], samples: int) -> bool:
     if samples < 2 or len(taken) % samples or any(one.divisor is not None for one in taken):
         return False
     vectors = {below for one in taken for below, _ in one.node.next_functions if below is not None}
+    divisors = [scaled_by(one)[0] for one in vectors if kind_of(one) == "Div"]
+    if any(by is not None and by.numel() == 1 and float(by) == samples for by in divisors):
+        return False  # `sum(losses / len(batch))`
     return all(torch_adapter.reaches(one, made) and not _has_mean(one, made, samples) for one in vectors)
 
 
@@ -420,17 +433,24 @@ def scale_of_means(loss: torch.Tensor, made: set[int], samples: int, *, learned:
 def constant_divisors(loss: torch.Tensor, samples: int, total: int) -> set[float]:
     """Return by what numbers of the program a loss divides sums that are none of this rank's samples or elements.
 
-    They may be counts all the same. `total` is the size of the global batch.
+    They may be counts all the same. `total` is the size of the global batch. Losses of single samples that the program
+    adds up itself (`sum(losses) / 3`) are such a sum, where each sample has as many.
     """
     found = set()
-    for one in _terms(loss, samples):
-        divisor = one.divisor if samples and is_sum(one.node) else None
+    parts = list(_terms(loss, samples))
+    apart = samples > 1 and not sum(is_taken(one.node, samples) for one in parts) % samples
+    for one in parts:
+        adds = is_sum(one.node) or (apart and is_taken(one.node, samples))
+        divisor = one.divisor if samples and adds else None
         by = 0.0 if divisor is None or not is_plain(divisor) else abs(float(divisor))
         if by % max(1, samples) and (one.again or one.counts_whole):  # by a constant and a count, neither of samples
             by = 1 / one.scale
         if by not in (0.0, samples):
             elements = math.prod(sizes_of(one.node))
-            of_features = elements % by == 0 if elements % samples == 0 else True
+            known = (
+                elements % samples == 0 and kind_of(one.node) != "Trace"
+            )  # of a product, whose terms are summed, too
+            of_features = elements % by == 0 if known else True
             found |= {by} if by != elements and (by == total or by % samples or not of_features) else set()
     return found
 

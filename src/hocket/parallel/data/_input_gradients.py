@@ -1,7 +1,7 @@
-"""Gradients that a program takes of its inputs: those of a mean are over this rank's samples, and not the batch's."""
+"""Gradients that a program takes of its inputs, or of outputs that it has cut off: they are of this rank's samples."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -9,6 +9,9 @@ from hocket._program import warn
 from hocket.comm import torch_adapter
 
 from ..batches import BatchShard, divisors, tensors_in
+from ._coupling import gathered, joined, samples_meet
+
+_LOOKED_AT = 32  # losses that may be of outputs that were cut off
 
 
 class InputGradients:
@@ -32,6 +35,8 @@ class InputGradients:
 
     def asked(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], share: BatchShard | None) -> None:
         """Tell of what torch.autograd.grad gives."""
+        if CachedGradients.looks:
+            return
         if len(outputs) == 1 and self._leaves is not None:
             self._tell("torch.autograd.grad", outputs[0], inputs, share)
         # What asks for gradients so (a penalty of them, a score) has inputs require them for it, and reads no .grad.
@@ -50,4 +55,57 @@ class InputGradients:
                 f"{share.total / share.samples:g} times that of one device, whose mean is over {share.total} (the sign "
                 "is the same). Take torch.autograd.grad of a sum, which is the same on any number of ranks, or of "
                 "outputs with grad_outputs of ones",
+            )
+
+
+class CachedGradients:
+    """Tells, once and on one rank, of a loss of outputs cut off from the model, in which samples meet.
+
+    Gradient caching computes outputs without a graph, a loss of these, and takes the gradient that it leaves there to
+    the model by a back-propagation of its own, whose root shows nothing of that loss.
+
+    Attributes:
+        looks: Whether one of them takes gradients now, which are none of the program.
+    """
+
+    looks: ClassVar[bool] = False
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self._ranks = ranks
+        self._left = 0 if rank or ranks < 2 else _LOOKED_AT
+        self._shapes = set[torch.Size]()  # of a row of the outputs of this batch
+
+    def next(self) -> None:
+        """Take notice of a batch."""
+        self._shapes.clear()
+
+    def made(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Take notice of what the model gives."""
+        if self._left:
+            self._shapes |= {one.shape[1:] for one in outputs if one.dim()}
+
+    def look(self, loss: torch.Tensor, share: BatchShard | None) -> None:
+        """Look at the root of a back-propagation, which may end at outputs."""
+        if CachedGradients.looks or not self._left or not self._shapes or torch_adapter.in_backward():
+            return
+        if share is None or not 1 < share.samples < share.total or loss.numel() != 1 or loss.grad_fn is None:
+            return
+        self._left -= 1
+        leaves = torch_adapter.leaves(loss)
+        cut = [one for one in leaves if one.shape[1:] in self._shapes and not isinstance(one, torch.nn.Parameter)]
+        if not cut or len(cut) < len(leaves) or gathered(loss, set(), self._ranks) or joined(loss):
+            return
+        CachedGradients.looks = True
+        try:
+            meet = samples_meet(loss, cut, share.samples, leaves=True)
+        finally:
+            CachedGradients.looks = False
+        if meet:
+            self._left = 0
+            warn(
+                f"samples of this rank, {share.samples} of {share.total} of the batch, meet in a loss of outputs that "
+                "the loop has computed without a graph, and whose gradient it keeps (gradient caching): one device "
+                "compares those of the whole batch. Compute it from the outputs of all ranks (torch.distributed."
+                "all_gather of them, with this rank's own in its place), and let backward() have this rank's part of "
+                'what it leaves, with loss_reduction="sum"',
             )

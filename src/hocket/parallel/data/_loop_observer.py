@@ -21,11 +21,12 @@ from ..batches import BatchShard, divided_by, tensors_in
 from ..batches import batch as _batch
 from ..mesh import World
 from ._apart import Apart, kept_in, look_apart
+from ._batch_parts import PartUpdates
 from ._carried import CarriedState
 from ._choices import has_rows
 from ._exchanged import ExchangedSamples
 from ._first_loss import first_loss
-from ._input_gradients import InputGradients
+from ._input_gradients import CachedGradients, InputGradients
 from ._later_padding import LaterPadding
 from ._left_out import LeftOutBatches
 from ._loss_weight import LossWeights
@@ -80,6 +81,8 @@ class LoopObserver:
         self._outputs: deque[list[torch.Tensor]] | None = deque(maxlen=4)
         self._kept: list[torch.Tensor] = []  # what the model has in attributes after the last of them
         self._part = 0.0  # of the batch which the model was called with; 0 where it is not known
+        self._rows = 0  # which it was called with
+        self._part_updates = PartUpdates(world.rank)
         self._batches = 0  # that have come
         self._thread = threading.get_ident()  # in which the model is called
         self._unknown = _LOOKS  # losses of batches that have come another way, after which no loader is asked for
@@ -92,6 +95,7 @@ class LoopObserver:
         self._changes = ModelChanges(module, world, self._parameters)
         self._left_out = LeftOutBatches()
         self._input_gradients = InputGradients(world.rank)
+        self._cached_gradients = CachedGradients(world.rank, world.size)
         self._carried = CarriedState(world.rank)
         self._unseen = UnseenLosses(world)
         self._outside = OutsideModules(lambda: [one.module for one in all_observers()])
@@ -131,6 +135,7 @@ class LoopObserver:
         _own_gathers.next(note)
         _own_metrics.next(note)
         self._unseen.next()
+        self._cached_gradients.next()
         self._outside.watch()
         self._open = True
         self._batches += 1
@@ -169,6 +174,7 @@ class LoopObserver:
     def evaluated(self, inputs: Any, output: Any) -> None:
         """Look on at what is computed of its output, by which the loop may choose samples."""
         self._pass_ended()
+        self._cached_gradients.made(tensors_in(output))
         if self._looks and self._open:
             self._follow(tensors_in(inputs), tensors_in(output), _batch.current(inputs))
 
@@ -181,6 +187,7 @@ class LoopObserver:
         self._left_out.used()
         self._thread = threading.get_ident()
         self._pass_begins()
+        self._rows = next((len(one) for one in tensors_in(inputs) if one.dim()), 0)
         self._part = 0.0 if note is None or not self._losses.looks_at_parts else note.part(inputs)
         share = None if note is None else note.share
         if note is not None and share is not None and self._outputs is not None and not self.looked:
@@ -207,6 +214,7 @@ class LoopObserver:
     def forward_made(self, made: list[torch.Tensor], note: _batch.Note | None) -> None:
         """Note the outputs of a forward pass."""
         self._pass_ended()
+        self._cached_gradients.made(made)
         self._padding.note(made)
         if self._batches <= _BATCHES:
             self._carried.made(made, note)
@@ -252,12 +260,19 @@ class LoopObserver:
         for one in roots if self._open else ():
             if isinstance(one, torch.Tensor):
                 self._tensors.note(one)
+                self._look_cached(one)
         _batch.propagated()
 
     def back_propagation_ended(self) -> None:
         """Look on at what the loop decides by its loss before it updates."""
         if self._waits and self._open:
             _exchanged.sizes.begin()
+
+    def _look_cached(self, root: torch.Tensor) -> None:
+        """Look at a loss of outputs that were cut off; a contested batch is of several loaders."""
+        if (note := _batch.trained()) is not None and not _batch.contested():
+            with _exchanged.paused():
+                self._cached_gradients.look(root, note.share)
 
     def unseen_loss(self, root: torch.Tensor) -> None:
         """Look at a loss that is computed by another way than a forward pass; see `UnseenLosses`."""
@@ -284,6 +299,8 @@ class LoopObserver:
         """
         if note is None and self._unknown:
             self._unknown = 0 if tell_own_batches(self._world) else self._unknown - 1
+        if note is not None and note.share is not None and note.share.total > note.share.samples:
+            self._part_updates.add(note, self._part, self._rows, note.share.samples, self._marks.updates)
         if note is None or note.share is None or self._summed:
             if note is not None and root.numel() == 1:
                 note.summed = root.detach() if self._summed else None
@@ -355,6 +372,8 @@ class LoopObserver:
         """Tell of `torch.autograd.grad` that gives those of samples by a mean over a rank's samples."""
         with _exchanged.paused():
             self._input_gradients.asked(outputs, inputs, None if note is None else note.share)
+        if len(outputs) == 1:
+            self._look_cached(outputs[0])
 
     def gradients_made(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], gradients: Any, again: Any
