@@ -129,3 +129,35 @@ def test_a_statistic_of_the_batch_in_terms_that_cancel_is_refused(
     """It was silent where another term was all of the loss's number: 6.3e-2 off."""
     for said, _ in run_ranks(trained, 2, loss_fn, how, plan):
         assert "one term for each sample" in said or "samples meet in it" in said or "from other samples" in said
+
+
+class Centred(nn.Module):
+    """Computes a loss of its own in which there is a sum over centred weights: each part of a batch has all of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 3).double()
+
+    def forward(self, x: Tensor, rewards: Tensor) -> Tensor:
+        weight = self.layer.weight - self.layer.weight.mean()
+        return F.mse_loss(F.linear(x, weight, self.layer.bias + weight.mean()), rewards)
+
+
+def centred(alone: bool) -> list[list[float]]:
+    net: Any = Centred()
+    optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.1)
+    model, loader = net, batches()
+    if not alone:
+        model, optimizer, loader = hocket.distribute(net, optimizer, loader)
+    for x, rewards in loader:
+        optimizer.zero_grad()
+        model(x, rewards).backward()
+        optimizer.step()
+    return [one.flatten().tolist() for one in net.parameters()]
+
+
+def test_a_sum_over_weights_that_cancels_is_the_same_for_all_parts_of_a_batch() -> None:
+    for weights in run_ranks(centred, 2, False):
+        for mine, theirs in zip(weights, centred(True), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-14)

@@ -121,6 +121,8 @@ def _train(how: str) -> None:
             continue
         if how == "nan" and torch.isnan(loss):
             continue
+        if how == "named" and torch.gt(input=loss, other=torch.tensor(50.0)):
+            continue
         if how == "average" and hocket.average(loss) > 50:
             continue
         loss.backward()
@@ -139,7 +141,7 @@ def _told(how: str) -> list[str]:
 ASKED = {"item": "loss.item()", "tensor": "loss"}
 
 
-@pytest.mark.parametrize("how", ["item", "tensor", "after", "average", "best", "nan"])
+@pytest.mark.parametrize("how", ["item", "tensor", "after", "average", "best", "nan", "named"])
 def test_a_loop_that_decides_by_its_own_loss_is_told_on_one_rank(how: str) -> None:
     first, second = run_ranks(_told, 2, how)
     assert second == []

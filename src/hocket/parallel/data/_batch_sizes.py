@@ -123,8 +123,8 @@ class BatchSizes(TorchFunctionMode, Numbers):
         finally:
             self._given = {}
         self._note(result)
-        if name in _TAKEN and isinstance(args[0], torch.Tensor):
-            self._taken(args[0])
+        if name in _TAKEN and isinstance(one := args[0] if args else kwargs.get("input"), torch.Tensor):
+            self._taken(one)
         by = args[1] if name in _DIVISIONS and _len(args) > 1 else None
         self._by_one |= type(by) in (int, float) and by == 1
         sizes = name in _SIZES and isinstance(args[0], torch.Tensor) and _asked_by_program()

@@ -447,9 +447,8 @@ def constant_divisors(loss: torch.Tensor, samples: int, total: int) -> set[float
             by = 1 / one.scale
         if by not in (0.0, samples):
             elements = math.prod(sizes_of(one.node))
-            known = (
-                elements % samples == 0 and kind_of(one.node) != "Trace"
-            )  # of a product, whose terms are summed, too
+            # A trace is one of a product, whose terms are summed, too.
+            known = elements % samples == 0 and kind_of(one.node) != "Trace"
             of_features = elements % by == 0 if known else True
             found |= {by} if by != elements and (by == total or by % samples or not of_features) else set()
     return found
