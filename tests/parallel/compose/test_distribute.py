@@ -497,14 +497,14 @@ def _told_of_one_sample(losses: str, words: str) -> set[str]:
 
 
 def test_a_loss_of_one_sample_that_is_no_usual_mean_is_told() -> None:
-    told = run_ranks(_told_of_one_sample, 2, "SINGLE", "each rank has one sample")[0]
+    told = run_ranks(_told_of_one_sample, 2, "SINGLE", "a rank has one sample")[0]
     assert told == {"dice of the batch", "root", "dice of classes", "entropy of a mean"}
 
 
 def test_a_loss_that_compares_one_sample_with_none_is_told() -> None:
     """With two samples for each rank they were refused; with one all was silent, and up to 1.4 off."""
-    assert run_ranks(_told_of_one_sample, 2, "COMPARED", "seems to compare samples")[0] == set(COMPARED)
-    assert run_ranks(_told_of_one_sample, 2, "RIGHT", "seems to compare samples")[0] == set()
+    assert run_ranks(_told_of_one_sample, 2, "COMPARED", "seems to compare samples (")[0] == set(COMPARED)
+    assert run_ranks(_told_of_one_sample, 2, "RIGHT", "seems to compare samples (")[0] == set()
 
 
 def test_a_count_of_one_sample_that_is_a_number_of_python_is_told() -> None:

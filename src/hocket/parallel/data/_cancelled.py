@@ -29,15 +29,16 @@ class CancelledSums:
         # They, and how far fourth powers of their terms are from such a sum.
         self._found: list[tuple[torch.Tensor, float]] = []
 
-    def note(self, func: Any, terms: torch.Tensor, others: Sequence[torch.Tensor], result: torch.Tensor) -> None:
-        """Note what an operator makes of terms, which with other choices of samples are `others`."""
+    def note(self, func: Any, some: Sequence[torch.Tensor], result: torch.Tensor, first: torch.Tensor) -> None:
+        """Note what an operator makes of terms: a result, and of the first of some choices of samples the `first`."""
+        terms = some[0]
         if func.overloadpacket not in _REDUCING or terms.numel() < 2 or not terms.is_floating_point():
             return
         with torch_adapter.unsaved():
-            one = Cancelling.of(terms, result, mean=func.overloadpacket is torch.ops.aten.mean)
+            one = Cancelling.of(terms, first, mean=func.overloadpacket is torch.ops.aten.mean)
             if one.rounding:
                 self.rounding = max(self.rounding, one.rounding)
-                self._found.append((result, off([one.fourths, *map(fourths, others[:3])])))
+                self._found.append((result, off([*map(fourths, some[:4])])))
 
     def off(self, loss: torch.Tensor) -> float:
         """Return how far the terms of such sums in a loss are from depending on one sample each, relative."""

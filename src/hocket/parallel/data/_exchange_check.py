@@ -19,6 +19,8 @@ class _Shown(NamedTuple):
     """What other choices of samples show of a rank's loss; see `ExchangedSamples`."""
 
     off: float = 0.0
+    beside: float | None = None
+    """The same of a rank with one sample, which is put beside that of the batch before; None if it is not known."""
     mixes: bool = False
     guards: bool = False
     """Whether it divides by more than it counts."""
@@ -46,6 +48,8 @@ class ExchangeCheck:
 
     Attributes:
         told_scales: Whether it was told that a loss is multiplied by what it is not on one device.
+        told_beside: Whether it was told that a loss of one sample seems to compare samples.
+        blind: How many losses are looked at before it is told that no two samples of a rank show whether they meet.
     """
 
     def __init__(self, world: World) -> None:
@@ -54,6 +58,7 @@ class ExchangeCheck:
         self._takes_counts = False  # whether some rank's loss has divided by a count that is a number of Python
         self._told = self._told_places = False  # of what is not the same on all ranks, and of places
         self.told_scales = False
+        self.blind, self.told_beside = 0, False
 
     def check(
         self, loss: torch.Tensor, exchanged: ExchangedSamples, share: BatchShard, *, stated: bool, by_passes: bool
@@ -87,12 +92,14 @@ class ExchangeCheck:
         if loss.numel() != 1:
             return _Shown(constants=set() if samples else None, kept=kept, by_one=not samples)
         guards, may_guard = exchanged.guards(loss, samples, self._world.size)
-        off = 0.0 if guards or may_guard or by_passes else exchanged.meet(loss, samples, stated=stated)
+        looks = share.total > 1 and not (guards or may_guard or by_passes)
+        off = exchanged.meet(loss, samples, stated=stated) if looks else 0.0
         follows = not exchanged.communicates and not by_passes
         constants = constant_divisors(loss, samples, share.total) if samples else None
         counted, other = exchanged.taken(constants or ())
         return _Shown(
-            off=off,
+            off=off if samples > 1 else 0.0,
+            beside=off if samples > 1 or off or exchanged.is_mean(loss) else None,
             mixes=exchanged.mixes,
             guards=guards,
             may_guard=may_guard,
@@ -147,6 +154,26 @@ class ExchangeCheck:
                 "the loss divides a sum by len(batch), and by another number that differs from rank to rank (here "
                 f"{', '.join(f'{one[0]:g}' for one in twice)}): a count, say. One device divides by both of the whole "
                 'batch. Divide by one of them, or say loss_reduction="sum", and divide by hocket.total of both',
+            )
+        beside = max(one.beside or 0.0 for one in everyone)
+        if self.blind and share.samples:
+            self.blind -= 1
+            if not self.blind and not beside and any(one.beside is None for one in everyone):
+                warn(
+                    "each rank has one sample of the batch, so that nothing shows whether samples meet in the loss, "
+                    "which is none of the usual means (a root, norm or logarithm of a mean, or a dice of the whole "
+                    "batch, is not that of one device): right if each sample has a loss of its own, and the loss is "
+                    "their mean. A first batch with two samples for each rank shows it; hocket.Trainer compares such a "
+                    "loss with that of the whole batch",
+                )
+        if beside and not self.told_beside and not any(one.mixes for one in everyone):
+            self.told_beside = True
+            warn(
+                "a rank has one sample of the batch, and its loss seems to compare samples, or to be multiplied by how "
+                "many count (a statistic of the batch, weights of classes by how often the batch has them): with the "
+                f"sample of the batch before beside it the loss is {beside:.2g} off, relative, from the mean of both. "
+                "One device has it of the whole batch. Take hocket.average of the statistic, divide by counts, or take "
+                "hocket.Trainer with a plan that does not cut batches",
             )
         if all(one.by_one for one in everyone) and not self.told_scales:
             self.told_scales = True

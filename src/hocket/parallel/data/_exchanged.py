@@ -21,6 +21,7 @@ from ._choices import OTHERS, GivenRows, choices, has_rows, is_normalised, off, 
 from ._decisions import decision
 from ._kept import KeptTensors, owned, written
 from ._listed_samples import ListedSamples
+from ._one_sample import OneSample
 
 _PLACES = range(1, 1 + OTHERS)
 _MOST_BYTES = OTHERS * 80 * 2**20
@@ -74,6 +75,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Begin anew."""
         self.communicates = self.mixes = self.linked = self.placed = self.normalised = False
         self._given = GivenRows()
+        self._one = OneSample()
         self._others: Any = WeakTensorKeyDictionary()  # versions and others of what depends on samples
         self._made: Any = WeakTensorKeyDictionary()  # tensors that are computed of numbers of the program alone
         self._terms: dict[int, torch.Tensor] = {}  # numbers that have others, by their places in the graph
@@ -151,7 +153,9 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._others.pop(one, None)
         computed = ((one, others) for one, (versions, *others) in self._others.items() if len(versions) == 2)
         depends = ((one, others) for one, others in computed if any(unlike(one, other) for other in others))
-        self.kept.keep((one for one, others in depends if not places(one, others, self._samples)), samples)
+        left = (one for one, others in depends if not places(one, others, self._samples))
+        self.kept.keep(() if self._samples == 1 else left, samples)
+        self._one.next(follows=self._samples == samples == 1)
         self._batch, self._samples, self._items, self._counts, self._given_off = batch, samples, {}, set(), 0.0
         self._terms, self._singles, self._cancelled = {}, {}, CancelledSums()
         self.linked = self.placed = self.normalised = False
@@ -176,9 +180,14 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for one in tensors:
             self.kept.know(one)
             if has_rows(one, samples) and one not in self._others and self._affords(one):
-                rows = choices(one.detach(), samples)
+                rows = self._one.choices(one.detach()) if samples == 1 else choices(one.detach(), samples)
                 versions = (torch_adapter.version_of(one) + changes,)
                 self._others[one] = [versions, *(row.requires_grad_(one.requires_grad) for row in rows)]
+
+    def _some(self, one: torch.Tensor) -> list[torch.Tensor]:
+        """Return a tensor and its others, in the order of `choices`; of one sample those of two."""
+        others: list[torch.Tensor] = self._of(one)[1:]
+        return self._one.ordered(others) if self._samples == 1 else [one, *others]
 
     def given(self, tensors: Iterable[torch.Tensor], samples: int) -> None:
         """Take notice of what a model is given, whose outputs are followed next, as rows in that order.
@@ -189,9 +198,10 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         every = [(one, found[1:] if (found := self._of(one)) else None) for one in tensors]
         self._given_off = max([self._given_off, *(rows_off([one, *found[:3]]) for one, found in every if found)])
         if torch.is_grad_enabled() and not torch_adapter.in_backward():
-            self._given.add([one for one, _ in every], [found and found[-1] for _, found in every])
+            moved = [found[-1] if found and samples > 1 else None for _, found in every]
+            self._given.add([one for one, _ in every], moved)
         known = [(one, found) for one, found in every if found and has_rows(one, samples)]
-        if known and all(all(map(torch.equal, found, choices(one, samples))) for one, found in known):
+        if samples == 1 or known and all(all(map(torch.equal, found, choices(one, samples))) for one, found in known):
             return
         if not self.mixes or all(torch.isin(sums(other), sums(one)).all() for one, found in known for other in found):
             self.mixes, self._others = False, WeakTensorKeyDictionary()
@@ -264,7 +274,9 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for one in () if aten else followed:
             self._others.pop(one, None)
         if isinstance(result, float) and len(repr(result)) > _WRITTEN:
-            self._items[result] = [other.item() for other in self._of(followed[0])[1:]]
+            known = self._of(followed[0])[1:]
+            if all(one.numel() == 1 for one in known):
+                self._items[result] = [one.item() for one in known]
         elif isinstance(result, int | float) and not isinstance(result, bool) and float(result).is_integer():
             self._counts.add(float(result))
         found = tensors_in(result)
@@ -273,7 +285,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         same = bool(others) and all(len(one) == len(found) for one in others)
         for one, *some in zip(found, *others, strict=True) if same else ():
             if len(followed) == 1:
-                self._cancelled.note(func, followed[0], self._of(followed[0])[1:], one)
+                self._cancelled.note(func, self._some(followed[0]), one, some[0] if self._samples == 1 else one)
             if self._affords(one):
                 # torch counts a change in place, and has a view share its count, when this has returned.
                 now = torch_adapter.version_of(followed[0] if func.is_view else one)
@@ -283,7 +295,8 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for one in written(func, given):
             if same and one._base is not None:
                 self._written_through(one, one._base)
-            self.kept.wrote(one, places(one, self._others.get(one, ())[1:], self._samples))
+            known = [one] * OTHERS if self._samples == 1 else self._others.get(one, ())[1:]
+            self.kept.wrote(one, places(one, known, self._samples))
         return result
 
     def _written_through(self, view: torch.Tensor, base: torch.Tensor) -> None:
@@ -332,7 +345,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return known if known is not None and torch_adapter.version_of(one) in known[0] else None
 
     def _affords(self, one: torch.Tensor) -> bool:
-        nbytes = OTHERS * one.numel() * one.element_size()
+        nbytes = OTHERS * one.numel() * one.element_size() * (1 + (self._samples == 1))
         if self._bytes + nbytes > _MOST_BYTES:
             return False
         self._bytes += nbytes
@@ -362,6 +375,8 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 args[2] = _as_far(args[2], given[0][0], args[0])
             elif func is torch.ops.aten.view.default and given[0][0].shape == (*given[0][1],):
                 args[1] = args[0].shape  # by which torch.quantile makes sure of what it has sorted
+            elif self._samples == 1:
+                args = self._one.fitted(func, args, given[0])
             with enable_reentrant_dispatch(), torch_adapter.unsaved(), warnings.catch_warnings(action="ignore"):
                 return tensors_in(func(*args, **kwargs))
         except Exception:  # sizes that one choice of samples has need not fit another
@@ -373,15 +388,12 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         What it divides by is looked at, too: a count is such a sum. `stated` says whether the program has told by what
         losses are weighted where their graph does not tell; `times` whether it is the loss times what it divides by.
         """
-        if self.communicates or samples < 2:
-            return 0.0
         if self.given_off:
             return self.given_off
-        least = _TOLERANCES.get(self._lowest, _LOW)
-        known = self._of(loss)
-        if known is None or any(one.numel() != 1 for one in known[1:]):
+        if not samples or not self._shows(loss):
             return 0.0
-        some = [loss, *known[1:]]
+        least = _TOLERANCES.get(self._lowest, _LOW)
+        some, alone, samples = self._some(loss), samples == 1, max(2, samples)
         counts = [divisors(one, samples, inverse=True) if times else () for one in some]
         if len({len(one) for one in counts}) > 1 or (stated and not counts[0]):
             return 0.0
@@ -389,11 +401,11 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
             far = _factors_off([[term.factor for term in terms(one, samples)] for one in some], counts)
             return far if far > least else 0.0
         known_by = not self.linked and all(one and all(one) for one in counts)  # or a branch is of other samples
-        if known_by and loss.isfinite() and not all(one.isfinite() for one in known[1:]):
+        if known_by and loss.isfinite() and not all(one.isfinite() for one in some):
             return 1.0  # no sum of what is finite, but divided by a deviation that other choices have not
         far, by_place, size = _far(some, counts)
         if max(abs(float(one.detach())) for one in some) > self._cancelled.rounding:
-            self.placed |= not self.linked and by_place > least
+            self.placed |= not self.linked and not alone and by_place > least
             if far <= least:
                 far = max((self._term_off(one, samples, size, least) for one in addends(loss)), default=0.0)
             if far:
@@ -401,13 +413,23 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         far = self._cancelled.off(loss)
         return far if far > least else 0.0
 
+    def is_mean(self, loss: torch.Tensor) -> bool:
+        """Return whether the loss of a rank's only sample is known to be that of the same sample twice."""
+        same = float(self._of(loss)[2].detach()) if self._shows(loss) else math.nan
+        return math.isclose(float(loss.detach()), same, rel_tol=_TOLERANCES.get(self._lowest, _LOW))
+
+    def _shows(self, loss: torch.Tensor) -> bool:
+        """Return whether a loss is known for other choices of samples."""
+        known = None if self.communicates or not self._one.joined else self._of(loss)
+        return known is not None and all(one.numel() == 1 for one in known[1:])
+
     def _term_off(self, node: Any, samples: int, size: float, least: float) -> float:
         """Return how far a term of a loss of this size is from a sum of one for each sample, relative to the loss."""
         term = None if node is None else self._terms.get(node._sequence_nr())
         known = None if term is None else self._of(term)
         if term is None or known is None or any(one.numel() != 1 for one in known[1:]) or not size:
             return 0.0
-        some = [term, *known[1:]]
+        some = self._some(term)
         counts = [divisors(one, samples, inverse=True) for one in some]
         if len({len(one) for one in counts}) > 1 or not _in_proportion(counts):
             return 0.0
@@ -417,7 +439,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def matters(one: float) -> bool:
             return one > _TERM * least and one * share > _LEAST * least
 
-        self.placed |= not self.linked and matters(by_place)
+        self.placed |= not self.linked and self._samples != 1 and matters(by_place)
         return far * share if matters(far) else 0.0
 
     def guards(self, loss: torch.Tensor, samples: int, ranks: int) -> tuple[bool, bool]:

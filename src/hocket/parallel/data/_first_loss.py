@@ -58,6 +58,19 @@ class FirstLoss(NamedTuple):
     """Whether nothing counts in it, so that it does not show what it is."""
 
 
+class FirstLosses(NamedTuple):
+    """What all ranks' losses of the first batch are like."""
+
+    gathers: bool
+    """Whether some rank's gathers."""
+    empty: bool
+    """Whether nothing counts on any rank."""
+    blind: bool
+    """Whether no rank has two samples that would show whether they meet."""
+    compares: bool
+    """Whether each rank has one sample, and was told that the loss compares samples."""
+
+
 def first_loss(
     loss: torch.Tensor,
     outputs: Sequence[list[torch.Tensor]],
@@ -97,20 +110,24 @@ def first_loss(
     )
 
 
-def check_first(mine: FirstLoss, share: BatchShard, world: World) -> tuple[bool, bool]:
+def check_first(mine: FirstLoss, share: BatchShard, world: World) -> FirstLosses:
     """Refuse losses that no weights of ranks make that of one device; a collective operation.
-
-    Returns:
-        Whether some rank's loss gathers, and whether nothing counts on any rank.
 
     Raises:
         RuntimeError: samples meet in it, or it is a sum; on every rank alike.
     """
     everyone = world.from_all(mine)
     _refuse(everyone)
+    compares = any(one.alone for one in everyone) and all(one.alone or one.empty for one in everyone)
     if not world.rank:
-        _tell(everyone, share)
-    return any(one.gathers for one in everyone), all(one.empty for one in everyone)
+        _tell(everyone, share, compares=compares)
+    shown = share.total > share.world or not all(one.blind or one.empty for one in everyone)
+    return FirstLosses(
+        gathers=any(one.gathers for one in everyone),
+        empty=all(one.empty for one in everyone),
+        blind=not shown and any(one.blind for one in everyone),
+        compares=compares,
+    )
 
 
 def _refuse(everyone: Sequence[FirstLoss]) -> None:
@@ -165,17 +182,8 @@ def _refuse(everyone: Sequence[FirstLoss]) -> None:
         )
 
 
-def _tell(everyone: Sequence[FirstLoss], share: BatchShard) -> None:
-    shown = share.total > share.world or not all(one.blind or one.empty for one in everyone)
-    if not shown and any(one.blind for one in everyone):
-        warn(
-            "each rank has one sample of the batch, so that nothing shows whether samples meet in the loss, which "
-            "is none of the usual means (a root, norm or logarithm of a mean, or a dice of the whole batch, is not "
-            "that of one device): right if each sample has a loss of its own, and the loss is their mean. A first "
-            "batch with two samples for each rank shows it; hocket.Trainer compares such a loss with that of the "
-            "whole batch",
-        )
-    if any(one.alone for one in everyone) and all(one.alone or one.empty for one in everyone):
+def _tell(everyone: Sequence[FirstLoss], share: BatchShard, *, compares: bool) -> None:
+    if compares:
         warn(
             "each rank has one sample of the batch, and the loss seems to compare samples (in-batch negatives, a "
             "triplet, a statistic of the batch): it puts them in another order, makes a matrix of samples by samples, "

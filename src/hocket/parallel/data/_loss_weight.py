@@ -215,8 +215,10 @@ class LossWeights:
             Whether nothing counts on any rank, so that the next loss is to be looked at.
         """
         self._by_passes = first.by_passes
-        self._gathered, empty = check_first(first, share, self._world)
-        return empty
+        losses = check_first(first, share, self._world)
+        self._gathered = losses.gathers
+        self.exchange.blind, self.exchange.told_beside = 2 * losses.blind, losses.compares
+        return losses.empty
 
     def check_exchanged(
         self, loss: torch.Tensor, exchanged: ExchangedSamples, share: BatchShard, *, stated: bool
