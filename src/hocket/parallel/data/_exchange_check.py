@@ -96,7 +96,7 @@ class ExchangeCheck:
         off = exchanged.meet(loss, samples, stated=stated) if looks else 0.0
         follows = not exchanged.communicates and not by_passes
         constants = constant_divisors(loss, samples, share.total) if samples else None
-        counted, other = exchanged.taken(constants or ())
+        counted, other = exchanged.counts.taken(constants or ())
         return _Shown(
             off=off if samples > 1 else 0.0,
             beside=off if samples > 1 or off or exchanged.is_mean(loss) else None,

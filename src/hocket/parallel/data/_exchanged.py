@@ -17,7 +17,9 @@ from hocket.comm import torch_adapter
 from ..batches import addends, divisors, mapped, tensors_in, terms
 from ._batch_sizes import BatchSizes
 from ._cancelled import CancelledSums
-from ._choices import OTHERS, GivenRows, choices, has_rows, is_normalised, off, places, rows_off, sums, unlike
+from ._choice_sums import factors_off, in_proportion, sums_off
+from ._choices import OTHERS, GivenRows, choices, has_rows, is_normalised, places, rows_off, sums, unlike
+from ._counts import Counts
 from ._decisions import decision
 from ._kept import KeptTensors, owned, written
 from ._listed_samples import ListedSamples
@@ -36,10 +38,8 @@ _SELECTING = (torch.ops.aten.index, torch.ops.aten.index_select, torch.ops.aten.
 _OF_MODELS = "torch.distributed.fsdp", f"{__package__}._used_parameters"
 """What talks to other ranks of parameters, where they are sharded, and not of samples."""
 
-_MANY = 4096.0
 _WRITTEN = 8  # characters: numbers of a program's text are short, and computed ones are not
 _LOOKED_AT = 2**16  # numbers among which a count is looked for
-_COUNT = 1e-5  # relative: `count + 1e-8` is a count
 
 
 class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -53,6 +53,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         linked: Whether something else may have a place for each sample, so that nothing is said of that.
         kept: What the program keeps from batch to batch.
         sizes: What it computes from how many samples a rank has.
+        counts: What it counts of the batch.
         decided: Gives what is called with what the program decides by a number of its samples, and where.
         reduces: Whether the program itself sums or averages a statistic over ranks.
         reduces_counts: Whether it does so with a whole number, which may be how many samples a sum is of.
@@ -79,9 +80,8 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._others: Any = WeakTensorKeyDictionary()  # versions and others of what depends on samples
         self._made: Any = WeakTensorKeyDictionary()  # tensors that are computed of numbers of the program alone
         self._terms: dict[int, torch.Tensor] = {}  # numbers that have others, by their places in the graph
-        self._numbers: Any = WeakTensorKeyDictionary()  # numbers that are computed of one other number, and how
+        self.counts = Counts()
         self._items: dict[float, list[float]] = {}  # numbers that the program has taken, and their others
-        self._counts = set[float]()  # whole numbers that it has taken
         self._bytes, self._lowest = 0, torch.float64
         self._given_off = 0.0  # how far what models were given is from samples by themselves
         self._own: dict[int, torch.Tensor] = {}  # what had rows of samples when ranks began to talk, by its identity
@@ -156,7 +156,8 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         left = (one for one, others in depends if not places(one, others, self._samples))
         self.kept.keep(() if self._samples == 1 else left, samples)
         self._one.next(follows=self._samples == samples == 1)
-        self._batch, self._samples, self._items, self._counts, self._given_off = batch, samples, {}, set(), 0.0
+        self._batch, self._samples, self._items, self._given_off = batch, samples, {}, 0.0
+        self.counts.next()
         self._terms, self._singles, self._cancelled = {}, {}, CancelledSums()
         self.linked = self.placed = self.normalised = False
         if self.communicates:
@@ -278,7 +279,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if all(one.numel() == 1 for one in known):
                 self._items[result] = [one.item() for one in known]
         elif isinstance(result, int | float) and not isinstance(result, bool) and float(result).is_integer():
-            self._counts.add(float(result))
+            self.counts.add(float(result))
         found = tensors_in(result)
         self.linked |= self._links(func, tensors, found)
         self.kept.read(func, given, tensors, found, followed, self._items)
@@ -291,7 +292,7 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 now = torch_adapter.version_of(followed[0] if func.is_view else one)
                 self._others[one] = [(now, now + func._schema.is_mutable), *some]
                 if len(followed) == 1 and one.dim() == followed[0].dim() == 0 and one is not followed[0]:
-                    self._numbers[one] = followed[0], func, given
+                    self.counts.computed(one, followed[0], func, given)
         for one in written(func, given):
             if same and one._base is not None:
                 self._written_through(one, one._base)
@@ -397,13 +398,13 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         counts = [divisors(one, samples, inverse=True) if times else () for one in some]
         if len({len(one) for one in counts}) > 1 or (stated and not counts[0]):
             return 0.0
-        if not _in_proportion(counts):
-            far = _factors_off([[term.factor for term in terms(one, samples)] for one in some], counts)
+        if not in_proportion(counts):
+            far = factors_off([[term.factor for term in terms(one, samples)] for one in some], counts)
             return far if far > least else 0.0
         known_by = not self.linked and all(one and all(one) for one in counts)  # or a branch is of other samples
         if known_by and loss.isfinite() and not all(one.isfinite() for one in some):
             return 1.0  # no sum of what is finite, but divided by a deviation that other choices have not
-        far, by_place, size = _far(some, counts)
+        far, by_place, size = sums_off(some, counts)
         if max(abs(float(one.detach())) for one in some) > self._cancelled.rounding:
             self.placed |= not self.linked and not alone and by_place > least
             if far <= least:
@@ -423,6 +424,10 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = None if self.communicates or not self._one.joined else self._of(loss)
         return known is not None and all(one.numel() == 1 for one in known[1:])
 
+    def guards(self, loss: torch.Tensor, samples: int, ranks: int) -> tuple[bool, bool]:
+        """Return whether a loss divides by more than it counts, and whether it may; see `Counts.guards`."""
+        return (False, False) if self.communicates else self.counts.guards(loss, samples, ranks)
+
     def _term_off(self, node: Any, samples: int, size: float, least: float) -> float:
         """Return how far a term of a loss of this size is from a sum of one for each sample, relative to the loss."""
         term = None if node is None else self._terms.get(node._sequence_nr())
@@ -431,9 +436,9 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return 0.0
         some = self._some(term)
         counts = [divisors(one, samples, inverse=True) for one in some]
-        if len({len(one) for one in counts}) > 1 or not _in_proportion(counts):
+        if len({len(one) for one in counts}) > 1 or not in_proportion(counts):
             return 0.0
-        far, by_place, mine = _far(some, counts)
+        far, by_place, mine = sums_off(some, counts)
         share = mine / size
 
         def matters(one: float) -> bool:
@@ -442,51 +447,9 @@ class ExchangedSamples(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.placed |= not self.linked and self._samples != 1 and matters(by_place)
         return far * share if matters(far) else 0.0
 
-    def guards(self, loss: torch.Tensor, samples: int, ranks: int) -> tuple[bool, bool]:
-        """Return whether a loss divides by more than it counts (`count + 1`), and whether it may where less counts."""
-        now = later = False
-        if self.communicates:
-            return now, later
-        for by in (one.divisor for one in terms(loss, samples) if one.divisor is not None):
-            for one in [one for one in self._numbers if one.data_ptr() == by.data_ptr()]:
-                count = one
-                while count in self._numbers:
-                    count = self._numbers[count][0]
-                n = float(count.detach())
-                values = (n or _MANY, n * ranks or _MANY, 2.0, _MANY)
-                each = [self._computed(one, torch.full_like(count, v)) / v for v in values]
-                now |= abs(each[0] - each[1]) > _COUNT * abs(each[1])
-                later |= abs(each[2] - each[3]) > _COUNT * abs(each[3])
-        return now, later and not now
-
-    def taken(self, divisors: Iterable[float]) -> tuple[bool, bool]:
-        """Return whether a loss divides by a count that the program has taken, and whether by a larger number instead.
-
-        Args:
-            divisors: Numbers of the program, by some of which the loss divides sums.
-        """
-        least = min((one for one in self._counts if one > 0), default=math.inf)
-        known = {one for one in divisors for n in self._counts if n > 0 and _is_times(one, n)}
-        return bool(known), any(one > least and one not in known for one in divisors)
-
-    def _computed(self, number: torch.Tensor, count: torch.Tensor) -> float:
-        """Return what a number would be if what it was computed of were another count."""
-        steps = [number]
-        while steps[-1] in self._numbers:
-            steps.append(self._numbers[steps[-1]][0])
-        for one in reversed(steps[:-1]):
-            source, func, given = self._numbers[one]
-            args, kwargs = mapped(given, functools.partial(_put, source, count))
-            count = func(*args, **kwargs)
-        return float(count.detach())
-
 
 def _named(tensors: Iterable[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
     return [(id(one), one) for one in tensors]
-
-
-def _put(source: torch.Tensor, instead: torch.Tensor, one: torch.Tensor) -> torch.Tensor:
-    return instead if one is source else one
 
 
 def _as_far(place: torch.Tensor, source: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -501,36 +464,3 @@ def _as_far(place: torch.Tensor, source: torch.Tensor, other: torch.Tensor) -> t
 
 def _is_exact(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded not in func.tags
-
-
-def _is_times(one: float, count: float) -> bool:
-    return round(one / count) > 0 and abs(one / count - round(one / count)) < _COUNT
-
-
-def _factors_off(factors: Sequence[Sequence[float]], counts: Sequence[Sequence[float]]) -> float:
-    """Return how far factors of a loss's means depend on which samples meet, relative.
-
-    A factor may be constant, a count, or a share of what all means count: their product is a sum over samples then.
-    """
-    worst = 0.0
-    for i in range(min(map(len, (*factors, *counts)))):
-        known = [(f[i], n[i], sum(n)) for f, n in zip(factors, counts, strict=True) if n[i] and math.isfinite(f[i])]
-        ways = [[f for f, _, _ in known], [f / n for f, n, _ in known], [f * all_ / n for f, n, all_ in known]]
-        worst = max(worst, min((max(one) - min(one)) / (max(one) or 1.0) if one else 0.0 for one in ways))
-    return worst
-
-
-def _far(some: Sequence[torch.Tensor], counts: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Return how far a loss is from a sum over samples, and from one that places do not matter to; then its size."""
-    by = [one[0] if one else 1.0 for one in counts]
-    values = [float(one.detach()) for one in some]  # 0 / 0 adds nothing, 1 / 0 what is not known
-    *four, last = [v * n if n or v == v else 0.0 for v, n in zip(values, by, strict=True)]
-    whole = all(one > 1 or one <= _COUNT * max(by) for one in by)  # and no guard, as of `count.clamp(min=1)`
-    far = max(off(four), off(by[:4]) if whole else 0.0)
-    return far, off([four[0], last, last, last]), max(map(abs, values))
-
-
-def _in_proportion(counts: Sequence[Sequence[float]]) -> bool:
-    """Return whether what terms divide by is in proportion with all choices of samples, but where nothing counts."""
-    shares = [[one / (some[0] or 1.0) for one in some] for some in counts if any(some)]
-    return all(math.isclose(one, each[0]) for each in zip(*shares, strict=True) for one in each)
