@@ -19,7 +19,8 @@ from ._trees import leaves, mapped
 def guard_torch() -> None:
     """Have torch ask about shards where it does not by itself.
 
-    That is in autograd and scripted functions, `torch.func`, old and nested constructors, DLPack, and weighted losses.
+    That is in autograd and scripted functions, `torch.func`, old and nested constructors, DLPack, weighted losses, and
+    where checkpointed code is compared with what it computed first.
     """
     if not _guarded:
         _guarded.append(True)
@@ -28,6 +29,7 @@ def guard_torch() -> None:
         _guard_transforms()
         _guard_constructor()
         _guard_handing_over()
+        _guard_checkpoints()
         _mend_l1_loss()
 
 
@@ -89,6 +91,21 @@ def _guard_transforms() -> None:
     for guard, seams in ((entering, torch_adapter.ENTERING), (leaving, torch_adapter.LEAVING)):
         for module, name in seams:
             setattr(module, name, guard(getattr(module, name)))
+
+
+def _guard_checkpoints() -> None:
+    """Have torch.utils.checkpoint compare parts with parts.
+
+    It asks about what is saved where tensors are parts the first time, and where they stand for full ones the second.
+    """
+    checks = torch_adapter.CHECKPOINT_CHECKS
+    for name, plain in checks.items():
+
+        def check(tensor: Any, plain: Any = plain) -> Any:
+            with as_local():
+                return plain(tensor)
+
+        checks[name] = check
 
 
 def _guard_constructor() -> None:

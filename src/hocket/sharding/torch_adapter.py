@@ -8,6 +8,7 @@ from torch._functorch import eager_transforms, vmap
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._guards import TracingContext
 from torch.autograd import forward_ad
+from torch.utils import checkpoint
 
 outside_transforms = temporarily_clear_interpreter_stack
 """Opens a block in which no transform is under way."""
@@ -33,6 +34,8 @@ def _there(*named: tuple[ModuleType, str]) -> tuple[tuple[ModuleType, str], ...]
     return tuple((module, name) for module, name in named if hasattr(module, name))
 
 
+CHECKPOINT_CHECKS: Final[dict[str, Any]] = getattr(checkpoint, "_allowed_determinism_checks_to_fns", {})
+"""By what torch.utils.checkpoint compares what it computes again, by name: functions of a tensor."""
 ENTERING: Final = _there(
     (vmap, "_add_batch_dim"),
     (eager_transforms, "_wrap_for_grad"),

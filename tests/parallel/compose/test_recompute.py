@@ -30,6 +30,23 @@ class Block(nn.Module):
         return self.norm(x + torch.relu(x @ self.up) @ self.down)  # type: ignore[no-any-return]
 
 
+class Masked(nn.Module):
+    """A block that saves what has no gradient: frozen matrices, as a base model's under LoRA, and a mask."""
+
+    def __init__(self, by_itself: bool) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(16, 64) * 0.1), nn.Parameter(torch.randn(64, 16) * 0.1)
+        self.up.requires_grad_(False)
+        self.slope, self.by_itself = nn.Parameter(torch.tensor([0.8])), by_itself
+
+    def _compute(self, x: torch.Tensor) -> torch.Tensor:
+        up = x @ self.up
+        return x + torch.where(up > 0, self.slope * up * up, up.expm1()) @ self.down
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self._compute, x, use_reentrant=False) if self.by_itself else self._compute(x)  # type: ignore[no-any-return]
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -64,6 +81,9 @@ def made(kind: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     torch.manual_seed(5)
     if kind == "matrices":
         return Net().double(), torch.randn(6, 8).double(), torch.randn(6, 4).double()
+    if kind in ("masks", "masks, computed again by themselves"):
+        model = nn.Sequential(nn.Linear(8, 16), *(Masked(kind != "masks") for _ in range(2)), nn.Linear(16, 4))
+        return model.double(), torch.randn(6, 8).double(), torch.randn(6, 4).double()
     if kind == "codebooks":
         blocks = nn.Sequential(Codebook(), Codebook())
         return nn.Sequential(blocks, nn.Linear(8, 4)).double(), torch.randn(6, 8).double(), torch.randn(6, 4).double()
@@ -92,6 +112,8 @@ RUNS: dict[int, list[tuple[str, dict[str, Any]]]] = {
     1: [("norms", {}), ("codebooks", {})],
     2: [
         ("matrices", {"tensor_parallel_degree": 2}),
+        ("masks", {"tensor_parallel_degree": 2}),
+        ("masks, computed again by themselves", {"tensor_parallel_degree": 2, "recompute": False}),
         ("matrices", {"shard": "parameters"}),
         ("norms", {"sync_batch_norm": True}),
         ("channels", {"tensor_parallel_degree": 2}),
@@ -101,7 +123,7 @@ RUNS: dict[int, list[tuple[str, dict[str, Any]]]] = {
 
 
 def recomputed(ranks: int) -> list[tuple[list[float], dict[str, torch.Tensor]]]:
-    return [trained(kind, Plan(recompute=True, **fields)) for kind, fields in RUNS[ranks]]
+    return [trained(kind, Plan(**{"recompute": True, **fields})) for kind, fields in RUNS[ranks]]
 
 
 @functools.cache
