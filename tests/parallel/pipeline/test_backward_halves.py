@@ -50,7 +50,14 @@ def in_turns(layer: nn.Linear, scale: Tensor, x: Tensor) -> list[Tensor]:
     return [x[:, :2] * high, x + layer.bias]
 
 
-STAGES = (again, with_transpose, skipping, past_the_input, beside_the_input, packed, in_turns)
+def beside_a_token(layer: nn.Linear, scale: Tensor, x: Tensor) -> list[Tensor]:
+    """A parameter meets the input in two places, as a class token does, and between them lies one that does in one."""
+    token = scale.expand(3, 4)
+    both = nn.functional.layer_norm(torch.stack([token, x]), [4]) * layer.bias
+    return [token + (both @ layer.weight)[0] * both[1]]
+
+
+STAGES = (again, with_transpose, skipping, past_the_input, beside_the_input, packed, in_turns, beside_a_token)
 
 
 @pytest.mark.parametrize("stage", STAGES)

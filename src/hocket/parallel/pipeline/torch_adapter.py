@@ -115,8 +115,8 @@ def backward_of_weights(parameters: Sequence[torch.nn.Parameter], groups: Any) -
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
-    # What lies between two places where inputs meet one group's parameters may lie between two of another's.
-    shared = sum(len(group["intermediates"]) > 1 for group in groups) > 1
+    # Between two places where inputs meet one group's parameters may lie those of another, and what gives them theirs.
+    shared = len(groups) > 1 and any(len(group["intermediates"]) > 1 for group in groups)
     stage_backward_weight(iter(parameters), groups, retain_graph=shared)
     seen = set()
     for parameter, old in zip(parameters, before, strict=True):
