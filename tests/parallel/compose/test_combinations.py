@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils import rnn
 
 import hocket
 from hocket.planner import Plan, PlanError
@@ -123,4 +124,35 @@ def magnified(plan: Plan) -> list[float]:
 def test_sharded_blocks_hand_each_other_tensors_that_are_divided() -> None:
     expected = magnified(Plan())
     for found in run_ranks(magnified, 4, Plan(shard="parameters", tensor_parallel_degree=2), timeout_s=110):
+        assert found == pytest.approx(expected, rel=1e-12)
+
+
+class Packed(torch.nn.Module):
+    """Runs over packed sequences, for which the weights of a divided layer are gathered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.head = torch.nn.GRU(16, 16, batch_first=True), torch.nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        packed = rnn.pack_padded_sequence(x, 3 + 2 * (x[:, 0, 0] > 0), batch_first=True, enforce_sorted=False)
+        out, _ = rnn.pad_packed_sequence(self.gru(packed)[0], batch_first=True, total_length=5)
+        return self.head(out)  # type: ignore[no-any-return]
+
+
+def packed(plan: Plan) -> list[float]:
+    """Losses of a recurrent layer over sequences of several lengths."""
+    torch.manual_seed(0)
+    model, x, y = Packed().double(), torch.randn(8, 5, 16).double(), torch.randn(8, 5, 4).double()
+    trainer = hocket.Trainer(
+        model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1), plan, sample=x
+    )
+    return [float(trainer.step((x, y))) for _ in range(3)]
+
+
+@pytest.mark.long
+def test_packed_sequences_run_through_layers_divided_twice() -> None:
+    """torch's forward took weights of FSDP2 for new ones, and read them anew in place of the gathered ones."""
+    expected = packed(Plan())
+    for found in run_ranks(packed, 4, Plan(shard="parameters", tensor_parallel_degree=2), timeout_s=110):
         assert found == pytest.approx(expected, rel=1e-12)

@@ -55,9 +55,10 @@ class CutRecurrent(nn.RNNBase):
         return Shard.even(tensor.dim() - 1, (self.hidden_size,) * times, self.form.world.size)
 
     def _gathered(self, input: Any, hx: Any) -> Any:
+        own: Any = self
+        own._update_flat_weights()  # or torch's forward does so, where FSDP2 has put others in their places
         mine: list[Any] = self._flat_weights
         size = self.hidden_size
-        own: Any = self
         own._flat_weights = [
             gather(self.form.world, one, Shard.even(0, (size,) * (one.shape[0] * self.form.world.size // size),
                                                     self.form.world.size))
