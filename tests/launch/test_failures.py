@@ -514,15 +514,21 @@ def test_who_never_came_is_the_headline_and_not_who_waited(launched: Any, script
         # Its process still ends when the other's failure ends all, as on a busy machine.
         ("atexit._clear(); atexit.register(time.sleep, 30); atexit.register(leave); sys.exit(0)", r" \(\S+\.py:\d+\)"),
         ("atexit._clear(); atexit.register(time.sleep, 30); atexit.register(leave); break", ""),
+        # It heeds no signal, and ends well when it is done with something else.
+        (
+            "signal.signal(signal.SIGTERM, signal.SIG_IGN); atexit._clear(); atexit.register(time.sleep, 3); "
+            "atexit.register(leave); sys.exit(0)",
+            r" \(\S+\.py:\d+\)",
+        ),
     ],
-    ids=["exit", "at once", "slowly", "slowly at the end"],
+    ids=["exit", "at once", "slowly", "slowly at the end", "unheeding"],
 )
 @pytest.mark.parametrize("flags", [(), ("--max-restarts=1",)], ids=["alone", "elastic"])
 def test_a_rank_that_ends_well_while_others_train_is_the_headline(
     hocket_forked: Any, script: Any, tmp_path: Path, way: str, place: str, flags: Any
 ) -> None:
     source = f"""
-import atexit, os, sys, time, torch
+import atexit, os, signal, sys, time, torch
 torch.distributed.init_process_group("hocket")
 leave = torch.distributed.destroy_process_group
 for step in range(3):

@@ -279,7 +279,7 @@ class RunningJob(JobListener):
         told = {child.rank: read_left(f"{self._job.directory}/left-{child.pid}") for child in self._children}
         read, over = without_left(read, {rank: one for rank, one in told.items() if one})
         left = {
-            child.rank: (ended_s[child.rank], (told[child.rank] or (0.0, None))[1])
+            child.rank: told[child.rank] or (ended_s[child.rank], None)
             for child in self._children
             if child.rank in ended_s and child.rank not in failed
         }

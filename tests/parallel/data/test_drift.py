@@ -41,6 +41,7 @@ def everything() -> dict[str, Any]:
         "two models": two_models(),
         "by hand": by_hand(),
         "sampled": sampled(),
+        "out of step": out_of_step(),
         "in place": in_place(),
         "quantized": in_place(Quantized),
         "left out": [left_out(least, every) for least, every in ((4, 1), (0, 1), (4, 2))],
@@ -665,6 +666,28 @@ def sampled() -> list[str]:
 
         found.append(error_of(run))
     return found
+
+
+def out_of_step() -> list[str]:
+    """What a loop ends in that leaves out a back-propagation on rank 1, or makes one more."""
+    found = []
+    for more in (0, 2):
+        model, _, loader = hocket.distribute(network(), None, DataLoader(data(), batch_size=4))
+
+        def run(more: int = more, model: Any = model, loader: Any = loader) -> None:
+            for i, (x, y) in enumerate(loader):
+                for _ in range(more if i == 1 and torch.distributed.get_rank() == 1 else 1):
+                    ((model(x) - y) ** 2).mean().backward()
+
+        found.append(error_of(run))
+    return found
+
+
+def test_ranks_that_make_unlike_numbers_of_back_propagations_are_told_so(ranks: list[dict[str, Any]]) -> None:
+    """They heard that a sampler had gone by what a rank alone has seen."""
+    for left_out, twice in (one["out of step"] for one in ranks):
+        assert left_out.startswith("rank 1 back-propagates batch 3 of a pass of the loader while rank 0")
+        assert twice.startswith("rank 1 back-propagates batch 2 of a pass of the loader while rank 0")
 
 
 def test_a_sampler_that_goes_by_a_rank_s_own_losses_is_refused(ranks: list[dict[str, Any]]) -> None:

@@ -47,6 +47,7 @@ class Note:
     lengths: tuple[int, ...] = ()  # of its samples, where they are in a list and differ
     marks: set[int] = field(default_factory=set)  # places in the graph of what models have made of it
     used: bool = False  # whether a model that trains was called with it
+    number: int = 1  # of the batches of this pass of the loader
 
     @property
     def weight(self) -> float:
@@ -144,13 +145,13 @@ def enter(
     _now.left, _now.called_since, _now.propagated_since = None, False, False
     tensors = [tensor for tensor in tensors_in(batch) if tensor.layout is torch.strided and tensor.numel()]
     storages = tuple(weakref.ref(tensor.untyped_storage()) for tensor in tensors)
-    _now.open.pop(id(owner), None)
+    before = _now.open.pop(id(owner), None)
     nbytes = tuple(tensor.numel() * tensor.element_size() for tensor in tensors)
     places = tuple(_place(tensor) for tensor in tensors)
     note = Note(share, storages, nbytes, places, counted, counted is not None, unit)
     _now.last = _now.open[id(owner)] = note
     note.tensors, note.drawn, note.alone = tuple(map(weakref.ref, tensors)), drawn, alone
-    note.packed = packed
+    note.packed, note.number = packed, 1 if before is None else before.number + 1
     note.lengths = () if share is None else lengths_in(batch, share.samples)
     if share is not None:
         _now.unused.append(note)

@@ -104,7 +104,16 @@ class ReplicaMarks:
         weight, square = weight / world.size, square / world.size
         if not alike(marks, world.size):
             drawn = world.from_all(_drawn())
+            note = _batch.trained()
+            numbers = world.from_all(1 if note is None else note.number)
             if (rank := next((rank for rank, one in enumerate(drawn) if one != drawn[0]), 0)) > 0:
+                if numbers[rank] != numbers[0]:
+                    raise RuntimeError(
+                        f"rank {rank} back-propagates batch {numbers[rank]} of a pass of the loader while rank 0 does "
+                        f"so with batch {numbers[0]}: one of them has left out a back-propagation, or made one more (a "
+                        "`continue`, a second backward(), a condition on its own samples). All make equally many: "
+                        "decide by hocket.average or hocket.total of the number, called on every rank"
+                    )
                 raise RuntimeError(
                     f"rank {rank} has taken its samples from another batch than rank 0 (of {_begin(drawn[rank])} and "
                     f"{_begin(drawn[0])}): the sampler or data set goes by what a rank alone has seen, as the losses "
