@@ -5,10 +5,11 @@
 
 It needs `pip install transformers timm diffusers peft einops`, and no network: every model has random weights. The
 family "further", all else that transformers has, is tried where it is named. A cell holds 5 steps of AdamW and an
-evaluation against a plain loop, in float64 where the model can: "=" if no loss differs by more than 1e-6, or by four
-times what the plain loop's own losses differ by when its weights are changed in their last place; "r" and a number for
-a refusal, whose text is below the table; "named" if losses differ and the build said so, of which module and why;
-"WRONG" and "RAW" for what must not be.
+evaluation against a plain loop, then the weights and buffers, and two more steps from the checkpoint by another plan,
+in float64 where the model can: "=" if no loss differs by more than 1e-6, or by four times what the plain loop's own
+losses differ by when its weights are changed in their last place, and no weight by more than as much; "r" and a
+number for a refusal, whose text is below the table; "named" if losses differ and the build said so, of which module
+and why; "WRONG" and "RAW" for what must not be.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 
 from . import load
 from .entries import ENTRIES
-from .plans import PLANS, lines_of
+from .plans import PLANS, TABLE, lines_of
 
 TOLERANCE = 1e-6
 ENDS = ("CommError", "PeerDiedError", "CollectiveMismatchError", "CollectiveTimeoutError", "TimeoutError")
@@ -102,7 +103,7 @@ def verdict(line: dict[str, Any]) -> str:
     """ "=", "named", "refused", "WRONG" or "RAW"."""
     if "error" in line:
         return "refused" if line["ours"] and line["alike"] and line["error"] not in ENDS else "RAW"
-    if line["off"] <= max(TOLERANCE, 4 * line["noise"]):
+    if line["off"] <= max(TOLERANCE, 4 * line["noise"]) and not line.get("state"):
         return "="
     return "named" if line["warnings"] else "WRONG"
 
@@ -127,7 +128,7 @@ def table(seen: dict[str, dict[str, Any]], plans: list[str]) -> str:
             elif what == "refused":
                 row.append(f"r{reasons.setdefault(' '.join(line['message'].split())[:700], len(reasons) + 1)}")
             elif what in ("named", "WRONG") and "off" in line:
-                row.append(f"{what} {line['off']:.0e}")
+                row.append(f"{what} {line['off']:.0e}{'' if what == 'named' else ' '.join(['', *line['state'][:2]])}")
             else:
                 row.append(f"RAW {line['error']}")
         shares = [
@@ -151,7 +152,7 @@ def main() -> None:
     parser.add_argument(
         "--families", help="of these packages only: transformers, timm, diffusers, peft, by hand; or further"
     )
-    parser.add_argument("--plans", default=",".join(PLANS))
+    parser.add_argument("--plans", default=",".join(TABLE), help=f"of {', '.join(PLANS)}")
     parser.add_argument("--every", type=int, default=1, help="only each n-th entry, for a sample")
     parser.add_argument("--out", type=Path, help="a file for the table")
     parser.add_argument(

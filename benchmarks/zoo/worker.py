@@ -25,11 +25,14 @@ from torch.utils._pytree import tree_map_only
 import hocket
 from benchmarks.zoo import load
 from benchmarks.zoo.entries import ENTRIES, SAMPLES, Entry
-from benchmarks.zoo.plans import PLANS, lines_of
+from benchmarks.zoo.plans import PLANS, ZooPlan, lines_of
 from hocket.planner import Plan
 
 STEPS = 5
 RATE = 1e-3
+LEAST = 1e-6
+"""By what a weight may be off in float64, relative to the largest of its tensor."""
+State = dict[str, torch.Tensor]
 
 
 def setting(entry: Entry, double: bool) -> tuple[nn.Module, Any, list[Any]]:
@@ -56,8 +59,11 @@ def in_double(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def plain(entry: Entry, double: bool, moved: float = 0.0) -> list[float]:
-    """The losses of a plain loop, the last one of evaluation; with weights that are `moved` by a part of themselves."""
+def plain(entry: Entry, double: bool, clip: float | None, moved: float = 0.0) -> tuple[list[float], State]:
+    """The losses of a plain loop, of an evaluation, and of two more steps, and the state at the evaluation.
+
+    Weights are `moved` by a part of themselves before it.
+    """
     model, optimizer, batches = setting(entry, double)
     if moved:
         generator = torch.Generator().manual_seed(2)
@@ -66,16 +72,26 @@ def plain(entry: Entry, double: bool, moved: float = 0.0) -> list[float]:
                 drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
                 parameter.mul_(1 + moved * (drawn * 2 - 1))
     losses = []
-    for batch in batches:
+
+    def step(batch: Any) -> None:
         optimizer.zero_grad()
         loss = loss_of(entry, model, batch)
         loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], clip)
         optimizer.step()
         losses.append(loss.item())
+
+    for batch in batches:
+        step(batch)
     model.eval()
     with torch.no_grad():
         losses.append(loss_of(entry, model, batches[0]).item())
-    return losses
+    state = {name: one.detach().clone() for name, one in model.state_dict().items() if isinstance(one, torch.Tensor)}
+    model.train()
+    for batch in batches[1:3]:
+        step(batch)
+    return losses, state
 
 
 def loss_of(entry: Entry, model: nn.Module, batch: Any) -> torch.Tensor:
@@ -87,18 +103,23 @@ def loss_of(entry: Entry, model: nn.Module, batch: Any) -> torch.Tensor:
     return entry.loss_fn(model(*inputs), target)
 
 
-def by_plan(entry: Entry, double: bool, plan: dict[str, Any]) -> tuple[list[float], dict[str, Any]]:
-    """The losses by a plan, and what the trainer says of itself."""
+def by_plan(entry: Entry, double: bool, plan: ZooPlan, folder: Path) -> tuple[list[float], State, dict[str, Any]]:
+    """The losses by a plan and by the one that goes on from its checkpoint, as `plain` has them, and the state.
+
+    The last is what the first trainer says of itself.
+    """
     model, optimizer, batches = setting(entry, double)
     whole = sum(t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers()])
-    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
-        plan = {**plan, "sync_batch_norm": True}
+    norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    fields = {"sync_batch_norm": True} if norms else {}
     sample = batches[0] if entry.loss_fn is None else tuple(batches[0][:-1])
     begun_s = time.perf_counter()
-    trainer = hocket.Trainer(model, entry.loss_fn, optimizer, Plan(**plan), sample=sample)
+    trainer = hocket.Trainer(model, entry.loss_fn, optimizer, Plan(**plan.fields, **fields), sample=sample)
     built_s = time.perf_counter() - begun_s
     losses = [float(trainer.step(batch)) for batch in batches]
     losses.append(trainer.evaluate(batches[:1]))
+    state = trainer.state_dict()
+    trainer.save(folder)
     report = trainer.report()
     about = {
         "build_s": round(built_s, 2),
@@ -106,38 +127,61 @@ def by_plan(entry: Entry, double: bool, plan: dict[str, Any]) -> tuple[list[floa
         "divided": report.get("divided"),
         "notes": report["notes"],
     }
-    return losses, about
+    trainer.close()
+    model, optimizer, _ = setting(entry, double)
+    later = Plan(**plan.later, **fields, clip_norm=plan.fields.get("clip_norm"))
+    trainer = hocket.Trainer(model, entry.loss_fn, optimizer, later, sample=sample)
+    trainer.load(folder)
+    losses += [float(trainer.step(batch)) for batch in batches[1:3]]
+    trainer.close()
+    return losses, state, about
 
 
-def outcome(entry: Entry, plan: dict[str, Any]) -> dict[str, Any]:
-    """What this rank saw: the losses' largest difference from the plain ones, or the error."""
+def outcome(entry: Entry, plan: ZooPlan, folder: Path) -> dict[str, Any]:
+    """What this rank saw: the losses' and the state's largest differences from the plain ones, or the error."""
+    clip = plan.fields.get("clip_norm")
     try:
-        double, reference = True, plain(entry, True)
+        double, (reference, expected) = True, plain(entry, True, clip)
     except Exception:  # it says float32 somewhere
-        double, reference = False, plain(entry, False)
+        double, (reference, expected) = False, plain(entry, False, clip)
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            losses, about = by_plan(entry, double, plan)
+            losses, state, about = by_plan(entry, double, plan, folder)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         ours = type(error).__module__.startswith("hocket") or "hocket" in frames[-1].filename
         place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
         return {"error": type(error).__name__, "message": str(error), "ours": ours, "place": place}
     # Rounding, as this program itself magnifies it: the same loop from weights that differ in the last place.
-    noise = differ(plain(entry, double, 4e-16 if double else 6e-8), reference)
-    off = differ(losses, reference)
+    moved, other = plain(entry, double, clip, 4e-16 if double else 6e-8)
     # Hocket's warnings are of the program's own line that called it: this file's.
     named = [str(one.message) for one in said if "hocket" in str(one.filename) or one.filename == __file__]
     return {
-        "off": off,
-        "noise": noise,
+        "off": differ(losses, reference),
+        "noise": differ(moved, reference),
         "double": double,
         "losses": losses,
         "plain": reference,
+        "state": unlike(state, expected, other, LEAST if double else 100 * LEAST),
         "warnings": named,
         **about,
     }
+
+
+def unlike(state: State, expected: State, moved: State, least: float) -> list[str]:
+    """The tensors of a state that are lost, or off by more than that and by more than rounding that Adam magnifies.
+
+    Adam divides a gradient that is nothing but rounding by its own size.
+    """
+    found = [f"{name} is lost" for name in expected if name not in state]
+    for name in [name for name, one in expected.items() if name in state and one.numel()]:
+        wanted = expected[name].double()
+        size = max(1e-3, float(wanted.abs().max()))
+        off, own = (float((one[name].cpu().double() - wanted).abs().max()) / size for one in (state, moved))
+        if off > max(least, 20 * own):
+            found.append(f"{name}: {off:.1e}, own {own:.1e}")
+    return found
 
 
 def differ(losses: list[float], reference: list[float]) -> float:
@@ -168,7 +212,8 @@ def main(directory: str, plan: str, *names: str) -> None:
         for name in names:
             out.write(json.dumps({"entry": name, "begun": True}) + "\n")
             begun_s = time.perf_counter()
-            seen = outcome(ENTRIES[name], PLANS[plan].fields)
+            folder = Path(directory) / f"{plan} {''.join(c if c.isalnum() else '_' for c in name)}"
+            seen = outcome(ENTRIES[name], PLANS[plan], folder)
             seen["wall_s"] = round(time.perf_counter() - begun_s, 2)
             out.write(json.dumps({"entry": name, **seen}, default=str) + "\n")
             if not alike(Path(directory), plan, name):
