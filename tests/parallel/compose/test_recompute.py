@@ -77,16 +77,23 @@ class Codebook(nn.Module):
         return x + (nearest - made).detach() + made * codes.mean()
 
 
+def rows() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(6, 8).double(), torch.randn(6, 4).double()
+
+
 def made(kind: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     torch.manual_seed(5)
     if kind == "matrices":
-        return Net().double(), torch.randn(6, 8).double(), torch.randn(6, 4).double()
+        return Net().double(), *rows()
     if kind in ("masks", "masks, computed again by themselves"):
         model = nn.Sequential(nn.Linear(8, 16), *(Masked(kind != "masks") for _ in range(2)), nn.Linear(16, 4))
-        return model.double(), torch.randn(6, 8).double(), torch.randn(6, 4).double()
+        return model.double(), *rows()
+    if kind == "powers":  # an iteration in each pass, of which a pipeline keeps one for all micro-batches
+        layers = [nn.utils.parametrizations.spectral_norm(nn.Linear(a, b)) for a, b in ((8, 16), (16, 16), (16, 4))]
+        return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2]).double(), *rows()
     if kind == "codebooks":
         blocks = nn.Sequential(Codebook(), Codebook())
-        return nn.Sequential(blocks, nn.Linear(8, 4)).double(), torch.randn(6, 8).double(), torch.randn(6, 4).double()
+        return nn.Sequential(blocks, nn.Linear(8, 4)).double(), *rows()
     if kind == "tables":
         model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 4))
         return model.double(), torch.randint(9, (6, 3)), torch.randn(6, 4).double()
@@ -118,6 +125,8 @@ RUNS: dict[int, list[tuple[str, dict[str, Any]]]] = {
         ("norms", {"sync_batch_norm": True}),
         ("channels", {"tensor_parallel_degree": 2}),
         ("tables", {"embeddings": "row"}),
+        ("powers", {"pipeline_parallel_degree": 2, "micro_batches": 2}),
+        ("powers", {"pipeline_parallel_degree": 2, "micro_batches": 3, "pipeline_schedule": "zero_bubble"}),
     ],
 }
 

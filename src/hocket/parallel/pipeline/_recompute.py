@@ -70,6 +70,8 @@ def _with_buffers(run: Callable[..., Any], module: torch.nn.Module, args: Any, k
 
 
 _Place = tuple[torch.nn.Module, str]
+_Seen = tuple[torch.nn.Module, str, torch.Tensor, int, torch.Tensor | None]
+"""A buffer by its place, and as it was: the tensor, its version, and a copy unless it is known to stay."""
 
 _changing: Final[weakref.WeakKeyDictionary[torch.nn.Module, set[str]]] = weakref.WeakKeyDictionary()
 """The names of the buffers that a module's forward pass has been seen to change, for modules that have been watched."""
@@ -83,6 +85,7 @@ class _BuffersKept:
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
         self._places: list[_Place] = [(m, k) for m in module.modules() for k, b in m._buffers.items() if b is not None]
         self._before: dict[_Place, torch.Tensor | None] = {}
         self._now: dict[_Place, torch.Tensor | None] = {}
@@ -90,6 +93,24 @@ class _BuffersKept:
     @contextlib.contextmanager
     def first(self) -> Iterator[None]:
         """Note the values before the computation of those buffers that it changes."""
+        seen = self._now_there()
+
+        def note(*_: object) -> None:  # again, if a hook of the module has put them back to what they were
+            seen[:] = self._now_there()
+
+        hook = self._module.register_forward_pre_hook(note)
+        try:
+            yield
+        finally:
+            hook.remove()
+        for owner, name, buffer, version, value in seen:
+            changed, now = _changing.setdefault(owner, set()), owner._buffers[name]
+            told = now is not buffer or version_of(buffer) != version
+            if told or name in changed or (value is not None and not same_values(value, buffer)):
+                changed.add(name)
+                self._before[owner, name] = value
+
+    def _now_there(self) -> list[_Seen]:
         seen = []
         for owner, name in self._places:
             buffer = owner._buffers[name]
@@ -98,13 +119,7 @@ class _BuffersKept:
             elif buffer is not None:
                 value = buffer.detach().clone() if name in _changing.get(owner, {name}) else None
                 seen.append((owner, name, buffer, version_of(buffer), value))
-        yield
-        for owner, name, buffer, version, value in seen:
-            changed, now = _changing.setdefault(owner, set()), owner._buffers[name]
-            told = now is not buffer or version_of(buffer) != version
-            if told or name in changed or (value is not None and not same_values(value, buffer)):
-                changed.add(name)
-                self._before[owner, name] = value
+        return seen
 
     def __enter__(self) -> None:
         """Let them be computed with copies of the values before; back-propagation in two halves does so twice."""
