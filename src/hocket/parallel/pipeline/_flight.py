@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +14,19 @@ from . import _values, torch_adapter
 from ._stage import Stage
 
 Tensor = torch.Tensor
+
+
+class TakenGradient(NamedTuple):
+    """The gradient of a tensor that a stage was given."""
+
+    tensor: Tensor
+    there: bool
+    """Whether there is one. If not, as behind a `detach()`, the tensor has zeros: parameters behind it then have none
+    either, as in one process, where optimizers leave them alone, while zeros would have their weights decay."""
+
+    @property
+    def value(self) -> Tensor | None:
+        return self.tensor if self.there else None
 
 
 class Flight:
@@ -53,8 +66,8 @@ class Flight:
         values = [self._taken[n] if n in self._taken else self._made[n] for n in self._stage.gives]
         return [tensor for tensor in _values.tensors_of(values) if tensor.requires_grad]
 
-    def arrived(self, gradients: Sequence[Tensor]) -> None:
-        """Take the gradients of those tensors of `stage.gives` that have one, in order."""
+    def arrived(self, gradients: Sequence[Tensor | None]) -> None:
+        """Take the gradients of those tensors of `stage.gives` that have one, in order; None where nothing came."""
         source = iter(gradients)
         for name in self._stage.gives:
             passes = name in self._taken
@@ -75,13 +88,13 @@ class Flight:
         """Make tensors of the model's output what the backward starts from."""
         self._roots, self._root_gradients = roots, gradients
 
-    def backward(self) -> list[Tensor]:
+    def backward(self) -> list[TakenGradient]:
         """Accumulate the parameters' gradients; return those of the tensors of `stage.takes` that have one."""
         if self._roots:
             torch.autograd.backward(self._roots, self._root_gradients)
         return self._gradients_of_taken()
 
-    def backward_of_inputs(self) -> list[Tensor]:
+    def backward_of_inputs(self) -> list[TakenGradient]:
         """Do the first half of `backward`: all of what it returns, and as little as can be of what it accumulates."""
         wanted = [t for t in self._leaves() if t.requires_grad]
         if self._roots and wanted:
@@ -103,7 +116,7 @@ class Flight:
     def _leaves(self) -> list[Tensor]:
         return [tensor for name in self._stage.takes for tensor in _values.tensors_of(self._taken[name])]
 
-    def _gradients_of_taken(self) -> list[Tensor]:
+    def _gradients_of_taken(self) -> list[TakenGradient]:
         """Return, for every tensor that takes part in the graph, what came back through this stage, and past it."""
         found = []
         for name in self._stage.takes:
@@ -112,7 +125,8 @@ class Flight:
             for tensor, beside in zip(tensors, passed, strict=True):
                 if tensor.requires_grad:
                     parts = [part for part in (tensor.grad, beside) if part is not None]
-                    found.append(torch.zeros_like(tensor) if not parts else sum(parts[1:], parts[0]))
+                    total = sum(parts[1:], parts[0]) if parts else torch.zeros_like(tensor)
+                    found.append(TakenGradient(total, bool(parts)))
                     tensor.grad = None
         return found
 

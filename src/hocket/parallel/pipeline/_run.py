@@ -12,7 +12,7 @@ import torch
 from hocket.schedule.pipeline import COMPUTES, PipelineAction
 
 from . import _values
-from ._flight import Flight
+from ._flight import Flight, TakenGradient
 from ._micro import Micro
 from ._stage import Stage
 from ._wire import Key, StageWire
@@ -87,7 +87,7 @@ class Run:
         self._hands_on = hands_on
         self._flights: dict[tuple[int, int], Flight] = {}
         self._taken: dict[tuple[int, int], tuple[Sequence[Any], list[Any]]] = {}  # values, and what to wait for
-        self._gradients: dict[tuple[int, int], tuple[list[Tensor], list[Any]]] = {}
+        self._gradients: dict[tuple[int, int], Callable[[], list[Tensor | None]]] = {}  # which wait until they are here
         self._to_send: dict[tuple[int, int], Any] = {}
         self._left = dict.fromkeys(stages, len(micros))
         self.losses: list[Tensor] = []
@@ -111,6 +111,7 @@ class Run:
             for action in group if compute else self._receives_first(list(group)):
                 doing[action.kind](action)
         self._wire.drain()
+        self._wire.settle()
 
     def _receives_first(self, messages: list[PipelineAction]) -> list[PipelineAction]:
         """Return the messages between two computations, receives before sends where none needs a description.
@@ -193,14 +194,13 @@ class Run:
         if self._stages[action.stage].last:
             flight.start_from_loss()
         else:
-            gradients, works = self._gradients.pop((action.stage, action.micro_batch))
-            self._wire.wait(works)
-            flight.arrived(gradients)
+            flight.arrived(self._gradients.pop((action.stage, action.micro_batch))())
         return flight
 
-    def _hand_back(self, action: PipelineAction, found: list[Tensor]) -> None:
+    def _hand_back(self, action: PipelineAction, found: list[TakenGradient]) -> None:
         if action.stage - 1 in self._stages:
-            self._gradients[action.stage - 1, action.micro_batch] = (found, [])
+            known = [one.value for one in found]
+            self._gradients[action.stage - 1, action.micro_batch] = lambda: known
         elif action.stage:
             self._to_send[action.stage, action.micro_batch] = found
 
@@ -233,10 +233,12 @@ class Run:
 
     def _send_backward(self, action: PipelineAction) -> None:
         found = self._to_send.pop((action.stage, action.micro_batch))
-        self._wire.send_alike(self._homes[action.stage - 1], found)
+        key = self._key(action.stage, action.micro_batch)
+        tensors, there = [one.tensor for one in found], [one.there for one in found]
+        self._wire.send_gradients(self._homes[action.stage - 1], key, tensors, there)
 
     def _receive_backward(self, action: PipelineAction) -> None:
         flight = self._flights[action.stage, action.micro_batch]
         buffers = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in flight.expects()]
-        works = self._wire.receive_alike(self._homes[action.stage + 1], buffers)
-        self._gradients[action.stage, action.micro_batch] = (buffers, works)
+        peer, key = self._homes[action.stage + 1], self._key(action.stage + 1, action.micro_batch)
+        self._gradients[action.stage, action.micro_batch] = self._wire.receive_gradients(peer, key, buffers)

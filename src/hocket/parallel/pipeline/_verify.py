@@ -277,7 +277,7 @@ def chained(stages: Sequence[Stage], inputs: Any) -> tuple[Any, Callable[[list[T
         flights[-1].start_from([t for t in _values.tensors_of(output) if t.requires_grad], gradients)
         found = flights[-1].backward()
         for flight in reversed(flights[:-1]):
-            flight.arrived(found)
+            flight.arrived([one.value for one in found])
             found = flight.backward()
 
     return output, backward

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -68,6 +68,9 @@ class StageWire:
         self._sent: dict[tuple[int, Key], bytes] = {}
         self._known: dict[tuple[int, Key], Any] = {}
         self._under_way: list[tuple[Any, Tensor]] = []
+        # Whether messages of gradients say which of them there are; those of this step, before that is known.
+        self._says: dict[tuple[int, Key], bool] = {}
+        self._new: dict[tuple[int, Key], bool] = {}
 
     def send(self, peer: int, tensors: Sequence[Tensor]) -> None:
         """Start sending tensors to a rank of the pipeline."""
@@ -121,6 +124,41 @@ class StageWire:
         if self._alike is None or tensor.nbytes < LEAST_PART_NBYTES or tensor.numel() % self._alike.size:
             return tensor
         return tensor.view(-1).chunk(self._alike.size)[self._alike.rank]
+
+    def send_gradients(self, peer: int, key: Key, tensors: Sequence[Tensor], there: Sequence[bool]) -> None:
+        """Start sending gradients, with zeros for those that are not `there`.
+
+        In the first step of a key it is said which are, and later if one was not.
+        """
+        if self._says.get((peer, key), True):
+            self._note(peer, key, all(there))
+            self.send(peer, [torch.tensor(there, dtype=torch.uint8, device=self._world.device)])
+        self.send_alike(peer, tensors)
+
+    def receive_gradients(self, peer: int, key: Key, buffers: Sequence[Tensor]) -> Callable[[], list[Tensor | None]]:
+        """Start receiving gradients into `buffers`; what is returned waits, and gives None for those not there."""
+        says = self._says.get((peer, key), True)
+        there = torch.ones(len(buffers), dtype=torch.uint8, device=self._world.device)
+        works = [*(self.receive(peer, [there]) if says else ()), *self.receive_alike(peer, buffers)]
+
+        def arrived() -> list[Tensor | None]:
+            self.wait(works)
+            if not says:
+                return [*buffers]
+            known = there.tolist()
+            self._note(peer, key, all(known))
+            return [buffer if one else None for buffer, one in zip(buffers, known, strict=True)]
+
+        return arrived
+
+    def _note(self, peer: int, key: Key, whole: bool) -> None:
+        self._new[peer, key] = self._new.get((peer, key), True) and whole
+
+    def settle(self) -> None:
+        """End a step: both sides know now which gradients there were."""
+        for one, whole in self._new.items():
+            self._says.setdefault(one, not whole)
+        self._new = {}
 
     def knows(self, peer: int, key: Key) -> bool:
         """Return whether `receive_values` can begin without waiting for a description."""
