@@ -130,14 +130,14 @@ class StageWire:
 
         In the first step of a key it is said which are, and later if one was not.
         """
-        if self._says.get((peer, key), True):
+        if tensors and self._says.get((peer, key), True):
             self._note(peer, key, all(there))
             self.send(peer, [torch.tensor(there, dtype=torch.uint8, device=self._world.device)])
         self.send_alike(peer, tensors)
 
     def receive_gradients(self, peer: int, key: Key, buffers: Sequence[Tensor]) -> Callable[[], list[Tensor | None]]:
         """Start receiving gradients into `buffers`; what is returned waits, and gives None for those not there."""
-        says = self._says.get((peer, key), True)
+        says = bool(buffers) and self._says.get((peer, key), True)
         there = torch.ones(len(buffers), dtype=torch.uint8, device=self._world.device)
         works = [*(self.receive(peer, [there]) if says else ()), *self.receive_alike(peer, buffers)]
 
