@@ -34,7 +34,8 @@ def model_of(settings: Any) -> Any:
 
 
 def batch() -> dict[str, torch.Tensor]:
-    ids = torch.randint(512, (4, 12), generator=torch.Generator().manual_seed(1))
+    """Few tokens: activations, which grow with them and with the layers, are not what this test is about."""
+    ids = torch.randint(512, (4, 3), generator=torch.Generator().manual_seed(1))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
 
 
@@ -91,7 +92,7 @@ def test_a_model_that_no_rank_may_allocate_is_built_trained_saved_exported_and_l
     transformers: Any = pytest.importorskip("transformers")
     plain = model_of(config())
     nbytes = sum(p.nbytes for p in plain.parameters())
-    spare = int(0.95 * nbytes)
+    spare = int(0.8 * nbytes)
     assert "allocate" in run_ranks(alone, 1, spare, backend=None, timeout_s=100)[0]
     ranks = run_ranks(together, 4, spare, str(tmp_path), timeout_s=150)
     optimizer, losses = torch.optim.SGD(plain.parameters(), lr=0.1), []
